@@ -1,0 +1,1 @@
+"""The faces: HTTP app, command line."""

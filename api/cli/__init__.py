@@ -1,0 +1,1 @@
+"""The command line, `fp4tune`."""

@@ -1,0 +1,1 @@
+"""Alembic migrations, one module a revision under `versions`."""

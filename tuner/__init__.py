@@ -1,0 +1,1 @@
+"""The job: checkpoint, workload, search, measure, gate, select, store."""
