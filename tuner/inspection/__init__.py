@@ -1,0 +1,1 @@
+"""What an inspection is made of: files, headers, names, formats, quantisation lists, and the GEMMs they add up to."""
