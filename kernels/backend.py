@@ -18,7 +18,7 @@ from functools import cached_property
 from importlib import metadata
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from .errors import NotFoundError
+from .errors import NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
     from .device import Device
@@ -62,6 +62,10 @@ class Parameter:
     name: str
     values: tuple[ConfigValue, ...]
 
+    def allows(self, value: object) -> bool:
+        """Whether `value` is one of the values and of its type: in a config's text, True is not 1 and 1.0 is not 1."""
+        return any(type(value) is type(v) and value == v for v in self.values)
+
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
@@ -95,7 +99,7 @@ class Space:
         """True if `config` names exactly these parameters, with legal values, and breaks no constraint."""
         if not isinstance(config, Mapping) or set(config) != {p.name for p in self.parameters}:
             return False
-        if any(config[p.name] not in p.values for p in self.parameters):
+        if not all(p.allows(config[p.name]) for p in self.parameters):
             return False
         return all(c.holds(config) for c in self.constraints)
 
@@ -142,10 +146,71 @@ class Backend(Protocol):
         ...
 
 
+class UnavailableBackend:
+    """Stands for a registered backend that could not be loaded, so that one broken package does not stop the rest.
+
+    Args:
+        name: as its entry point calls it.
+        reason: one sentence.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+
+    def probe(self, device: Device) -> Availability:  # noqa: ARG002 - part of the protocol
+        """Never available."""
+        return Availability(False, self.reason)
+
+    def versions(self, device: Device) -> dict[str, str]:  # noqa: ARG002 - part of the protocol
+        """None are known."""
+        return {}
+
+    def space(self, problem: Problem, device: Device) -> Space:  # noqa: ARG002 - part of the protocol
+        """Raises UnsupportedError."""
+        raise UnsupportedError(f"{self.name} cannot be used. {self.reason}")
+
+    def default(self, problem: Problem, device: Device) -> dict[str, ConfigValue]:  # noqa: ARG002 - as above
+        """Raises UnsupportedError."""
+        raise UnsupportedError(f"{self.name} cannot be used. {self.reason}")
+
+    def seeds(self, problem: Problem, device: Device) -> Sequence[Config]:  # noqa: ARG002 - part of the protocol
+        """None."""
+        return ()
+
+    def prepare(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], None]:  # noqa: ARG002
+        """Raises UnsupportedError."""
+        raise UnsupportedError(f"{self.name} cannot be used. {self.reason}")
+
+
 def load_backends() -> dict[str, Backend]:
-    """Every registered backend by name, sorted; the one place that reads the entry points."""
-    found = {point.name: point.load()() for point in metadata.entry_points(group=ENTRY_POINT_GROUP)}
-    return dict(sorted(found.items()))
+    """Every registered backend by name, sorted; the one place that reads the entry points.
+
+    An entry point that cannot be loaded, is no backend, has another name than its backend, or is claimed by two
+    packages becomes an UnavailableBackend whose `probe` says so.
+    """
+    points: dict[str, dict[str, metadata.EntryPoint]] = {}
+    for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        points.setdefault(point.name, {})[point.value] = point  # the same claim twice is one: a package seen twice
+    return {name: _load(name, list(claims.values())) for name, claims in sorted(points.items())}
+
+
+def _load(name: str, claims: list[metadata.EntryPoint]) -> Backend:
+    """The backend behind an entry point, or what stands for it if there is none."""
+    if len(claims) > 1:
+        values = " and ".join(point.value for point in claims)
+        return UnavailableBackend(name, f"Two packages register it, as {values}; uninstall one.")
+    (point,) = claims
+    where = f"{point.value} of {point.dist.name}" if point.dist else point.value
+    try:
+        backend = point.load()()
+    except Exception as error:  # noqa: BLE001 - whatever somebody's module raises, the other backends must load
+        return UnavailableBackend(name, f"Loading {where} failed: {type(error).__name__}: {error}.")
+    if not isinstance(backend, Backend):
+        return UnavailableBackend(name, f"{where} is no backend: it lacks a part of fp4tune.kernels.backend.Backend.")
+    if backend.name != name:
+        return UnavailableBackend(name, f"{where} is registered as {name}, and calls itself {backend.name}.")
+    return backend
 
 
 def get_backend(name: str) -> Backend:

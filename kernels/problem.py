@@ -189,3 +189,23 @@ def parse_shape(
         m, n, k, Op.GROUPED, experts, int(match["total"] or experts), int(match["top_k"]),
         routing, format, out_dtype,
     )  # fmt: skip
+
+
+def parse_key(key: str) -> Problem:
+    """The problem that `Problem.key` names: the inverse of that property.
+
+    Raises:
+        InvalidInputError: the text is no key, or the problem it names is not valid.
+    """
+    try:
+        op, rest = key.split(":", 1)
+        shape, routing, format_, out_dtype = rest.rsplit(":", 3)
+        problem = parse_shape(
+            shape, routing=Routing(routing), format=Format(format_), out_dtype=OutDtype(out_dtype)
+        )  # fmt: skip
+    except ValueError:
+        problem, op = None, ""
+    if problem is None or problem.op.value != op or problem.key != key:
+        shown = key if len(key) <= 80 else key[:77] + "..."
+        raise InvalidInputError(f"{shown!r} is not the key of a problem, such as {Problem(16, 2048, 4096).key!r}.")
+    return problem

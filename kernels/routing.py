@@ -1,0 +1,110 @@
+"""How many rows each expert of a grouped problem gets.
+
+Only the counts matter to a grouped GEMM: its rows are sorted by expert. All draws are seeded and made on the CPU,
+so that a seed means the same rows on every device.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from .errors import InvalidInputError
+from .problem import Op, Problem, Routing
+
+if TYPE_CHECKING:
+    import torch
+
+POWER_LAW_EXPONENT = 1.2
+"""Exponent of the density of an expert's popularity. AIConfigurator (`collector/`, power_law_1.2) estimates 1.2 for
+Qwen3-235B and 1.01 for DeepSeek-R1 by matching measured latencies, and publishes its RTX PRO 6000 MoE times for it."""
+
+POWER_LAW_RANGE = 100.0
+"""Most popular over least popular expert, at most. Bounded so, the busiest fifth of the experts has two thirds of the
+load ((100^0.8 - 26.8^0.8)/(100^0.8 - 1) = 0.67), near the 65% that AIConfigurator's notes give for Qwen3-235B."""
+
+_CHUNK = 1 << 24
+"""Token-expert pairs that are drawn at a time: 64 MiB of float32."""
+
+
+def max_rows(problem: Problem) -> int:
+    """Rows that `draw_offsets` may give at most, whatever the seed: M for dense.
+
+    A token sends at most min(top_k, experts) rows to this rank. For uniform routing over several ranks the mean
+    plus eight standard deviations is taken instead, where that is less (one draw in 10^15 is above).
+    """
+    if problem.op is Op.DENSE:
+        return problem.m
+    most = problem.m * min(problem.top_k, problem.experts)
+    if problem.routing is not Routing.UNIFORM or problem.experts == problem.experts_total:
+        return most
+    mean = problem.m * problem.top_k * problem.experts / problem.experts_total
+    return min(most, math.ceil(mean + 8 * math.sqrt(mean) + 8))
+
+
+def draw_offsets(problem: Problem, seed: int) -> torch.Tensor:
+    """Row offsets of the experts on this rank, which are the experts 0 to `problem.experts` - 1 of the layer.
+
+    Every token goes to `top_k` distinct experts of `experts_total`:
+
+    - uniform: all subsets are equally likely.
+    - power_law: each expert has a popularity with density x^-1.2 on [1, 100], dealt to the experts at random; a
+      token picks without replacement with odds proportional to it.
+    - one_hot: every token goes to experts 0 to top_k - 1, the most uneven routing that there is.
+
+    Args:
+        problem: a grouped problem.
+        seed: decides the draw together with the problem.
+
+    Returns:
+        int64 [experts + 1] on the CPU; expert e owns rows offsets[e]:offsets[e+1]. The last one is the number of
+        rows on this rank: experts_total == experts gives exactly M·top_k, else it varies around `Problem.rows`
+        and may be 0.
+
+    Raises:
+        InvalidInputError: the problem is dense.
+    """
+    import torch
+
+    if problem.op is not Op.GROUPED:
+        raise InvalidInputError(f"{problem.shape} is a dense problem, which has no routing.")
+    counts = torch.zeros(problem.experts_total, dtype=torch.int64)
+    if problem.routing is Routing.ONE_HOT:
+        counts[: problem.top_k] = problem.m
+    else:
+        generator = torch.Generator().manual_seed(seed)
+        log_odds = torch.zeros(problem.experts_total)
+        if problem.routing is Routing.POWER_LAW:
+            log_odds = _popularity(problem.experts_total, generator).log()
+        step = max(1, _CHUNK // problem.experts_total)
+        for start in range(0, problem.m, step):
+            counts += _draw_counts(min(step, problem.m - start), problem.top_k, log_odds, generator)
+    offsets = torch.zeros(problem.experts + 1, dtype=torch.int64)
+    torch.cumsum(counts[: problem.experts], dim=0, out=offsets[1:])
+    return offsets
+
+
+def _popularity(experts: int, generator: torch.Generator) -> torch.Tensor:
+    """Draws from the bounded power law by inverting its distribution function; float32 [experts]."""
+    import torch
+
+    power = 1 - POWER_LAW_EXPONENT
+    u = torch.rand(experts, generator=generator)
+    popularity: torch.Tensor = (1 + u * (POWER_LAW_RANGE**power - 1)) ** (1 / power)
+    return popularity
+
+
+def _draw_counts(tokens: int, top_k: int, log_odds: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Tokens that each expert gets from `tokens` tokens; int64 [experts_total].
+
+    Adding Gumbel noise to log odds and taking the largest k samples without replacement with these odds
+    (Gumbel-top-k: Vieira 2014; Kool, van Hoof and Welling 2019).
+    """
+    import torch
+
+    experts = log_odds.numel()
+    if top_k == experts:
+        return torch.full((experts,), tokens)
+    noise = torch.empty(tokens, experts).exponential_(generator=generator).log_()
+    chosen = (log_odds - noise).topk(top_k, dim=1, sorted=False).indices
+    return torch.bincount(chosen.view(-1), minlength=experts)
