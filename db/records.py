@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..kernels.backend import ConfigValue
 from ..kernels.device import Environment
@@ -92,7 +92,7 @@ class RunProblem:
     Attributes:
         problem: the GEMM.
         role: role in the model, `moe.w13`, `attn.qkv`, ...; empty for a bare shape.
-        phases: `decode`, `verify`, `draft`, `prefill`; empty for a bare shape.
+        phases: `decode`, `verify`, `draft_extend`, `draft_decode`, `prefill`; empty for a bare shape.
         layers: how many layers share it; 1 for a bare shape.
     """
 
@@ -195,6 +195,7 @@ class NewTrial:
         seed: seed of the operands and of the sampler for this trial.
         optimizer, optimizer_version: `optuna.tpe` and Optuna's version, `enumeration`, ...
         started_at: UTC. wall_s: wall-clock seconds the trial took, preparing and checking included.
+        policy: the measuring policy (`cpu.warm`, `cuda.eager`); figures of two policies are never compared.
         source: where the figures come from.
 
     Raises:
@@ -217,6 +218,7 @@ class NewTrial:
     optimizer_version: str
     started_at: datetime
     wall_s: float
+    policy: str
     source: Source = Source.MEASURED
 
     def __post_init__(self) -> None:
@@ -258,6 +260,7 @@ class Trial:
     optimizer_version: str
     started_at: datetime
     wall_s: float
+    policy: str
     source: Source
 
 
@@ -289,6 +292,7 @@ class NewWinner:
         depends_on: names of the environment's versions that decide whether this config is still valid.
         trial_number: number of the trial (origin final) that measured `choice`.
         n_trials: trials of this problem in this run.
+        policy: the measuring policy of every figure here.
         source: where the figures come from.
     """
 
@@ -301,6 +305,7 @@ class NewWinner:
     depends_on: Sequence[str]
     trial_number: int
     n_trials: int
+    policy: str
     source: Source = Source.MEASURED
 
 
@@ -310,7 +315,7 @@ class Winner:
 
     Attributes:
         id: database id, growing.
-        run_id, problem, choice, default, tie_set, depends_on, n_trials, source: as in NewWinner.
+        run_id, problem, choice, default, tie_set, depends_on, n_trials, policy, source: as in NewWinner.
         environment: device and versions it was measured in.
         created_at: UTC. superseded_at: UTC, None while it is the one that is served.
     """
@@ -324,6 +329,7 @@ class Winner:
     tie_set: Sequence[Choice]
     depends_on: Sequence[str]
     n_trials: int
+    policy: str
     source: Source
     created_at: datetime
     superseded_at: datetime | None
@@ -411,3 +417,64 @@ class Page(Generic[T]):
 
     items: Sequence[T]
     next_after: int | None = field(default=None)
+
+
+class WinnerEntry(NamedTuple):
+    """One current winner, light: what an in-memory index of winners needs, and no more.
+
+    A tuple and not a dataclass, because an index of 100,000 of them is built at start-up. JSON stays text: it is
+    canonical (`config_key`), so it can be spliced into an answer without being parsed.
+
+    Attributes:
+        id: database id; grows with every new winner and never becomes visible out of order.
+        problem, problem_key: the GEMM and its `Problem.key`.
+        device_fingerprint, environment_fingerprint: where it was measured.
+        run_id: the run that found it.
+        backend, config_json: what is served; the config as canonical JSON.
+        time_us, time_us_low, time_us_high: its median and 95% interval, microseconds.
+        default_backend, default_config_json: the fastest default of any backend.
+        default_time_us, default_time_us_low, default_time_us_high: its median and 95% interval, microseconds.
+        n_ties: size of the tie set, the served config included.
+        depends_on_json: names of the versions that decide about validity, a JSON list.
+        n_trials: trials of this problem in its run.
+        policy: the measuring policy of every figure here. source: where the figures come from.
+        created_at: UTC.
+    """
+
+    id: int
+    problem: Problem
+    problem_key: str
+    device_fingerprint: str
+    environment_fingerprint: str
+    run_id: str
+    backend: str
+    config_json: str
+    time_us: float
+    time_us_low: float
+    time_us_high: float
+    default_backend: str
+    default_config_json: str
+    default_time_us: float
+    default_time_us_low: float
+    default_time_us_high: float
+    n_ties: int
+    depends_on_json: str
+    n_trials: int
+    policy: str
+    source: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaState:
+    """Which schema a database has.
+
+    Attributes:
+        current: revision the database is at now; None if it has no schema yet.
+        head: revision that this fp4tune reads and writes.
+        found: revision it was at when the store opened it, before any migration; None if it was new.
+    """
+
+    current: str | None
+    head: str
+    found: str | None

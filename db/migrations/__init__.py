@@ -1,1 +1,1 @@
-"""Alembic migrations, one module a revision under `versions`."""
+"""Alembic's migrations: `env.py` runs them, `versions/` holds one file for each released schema."""

@@ -1,1 +1,1 @@
-"""One module a schema revision."""
+"""One migration a file, named by its revision. A released one is never edited."""

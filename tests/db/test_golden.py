@@ -1,0 +1,153 @@
+"""The database of every released schema still opens, upgrades, and says what it said.
+
+`tools/make_golden_db.py` made them; what is expected is written out here and not computed by what is tested.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from fp4tune.db import Store, schema
+from fp4tune.db.records import Choice, RunStatus, TrialFilter, TrialStatus, WinnerFilter
+from fp4tune.kernels.errors import StoreError
+from fp4tune.kernels.problem import parse_key
+
+GOLDEN = Path(__file__).parent / "golden"
+START = datetime(2026, 11, 1, 8, 30, 0, 125_000, tzinfo=UTC)
+DENSE = "dense:16x2048x4096:uniform:nvfp4:bf16"
+GROUPED = "grouped:e64of512k10:32x256x4096:power_law:nvfp4_w4a16:fp32"
+
+
+@pytest.fixture(params=schema.REVISIONS)
+def revision(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def copy(revision: str, tmp_path: Path) -> Path:
+    return Path(shutil.copy(GOLDEN / f"{revision}.db", tmp_path / "copy.db"))
+
+
+def test_there_is_one_for_each_released_schema_and_it_is_small():
+    files = {path.stem: path.stat().st_size for path in GOLDEN.glob("*.db")}
+    assert files.keys() == set(schema.REVISIONS)
+    assert max(files.values()) < 400_000
+
+
+def test_it_is_at_its_revision_and_whole(revision: str, copy: Path):
+    with closing(sqlite3.connect(copy)) as connection:
+        assert connection.execute(f"SELECT version_num FROM {schema.VERSION_TABLE}").fetchall() == [(revision,)]
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+
+
+def test_the_newest_is_what_its_migration_makes_today(tmp_path: Path):
+    """A migration that is released is not edited: databases that it made would not be what later ones expect."""
+    Store.open(tmp_path / "today.db").close()
+    assert tables(GOLDEN / f"{schema.HEAD}.db") == tables(tmp_path / "today.db")
+
+
+def tables(path: Path) -> dict[str, str]:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        found = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    return {name: re.sub(r"\s+", " ", sql) for name, sql in found}
+
+
+def test_an_older_one_is_not_opened_without_an_upgrade(revision: str, copy: Path):
+    if revision == schema.HEAD:
+        Store.open(copy, mode="read").close()
+        return
+    with pytest.raises(StoreError, match=f"has schema {revision}, and this fp4tune needs {schema.HEAD}"):
+        Store.open(copy, mode="read")
+
+
+def test_upgraded_it_says_what_it_said(revision: str, copy: Path):
+    with Store.open(copy) as store:
+        assert store.schema().found == revision
+        assert store.schema().current == schema.HEAD
+
+        failed, run = store.runs()
+        assert (run.status, run.checkpoint, run.seed) == (RunStatus.FINISHED, "Golden-Model-NVFP4", 42)
+        assert (run.host, run.pid, run.version, run.error) == ("golden", 1, "0.1.0", "")
+        assert run.settings == {"budget_s": 2.5, "backends": ["triton.native"], "trials": None}
+        assert (run.started_at, run.finished_at) == (START, START + timedelta(minutes=2))
+        assert (run.n_problems, run.n_done, run.n_trials) == (2, 1, 7)
+        assert (failed.status, failed.error) == (RunStatus.FAILED, "the disk was full")
+        assert (failed.device_name, failed.checkpoint, failed.settings) == ("Golden CPU", "", {})
+
+        first, second = store.run_problems(run.id)
+        assert (first.item.problem, first.item.role, first.item.phases) == (
+            parse_key(DENSE),
+            "attn.qkv",
+            ("decode", "verify"),
+        )
+        assert (first.item.layers, first.done, first.outcome) == (60, True, "tuned")
+        assert (second.item.problem, second.done, second.outcome) == (parse_key(GROUPED), False, "")
+
+        trials = store.trials(TrialFilter(run_id=run.id)).items
+        assert [t.status for t in trials] == [
+            TrialStatus.OK, TrialStatus.OK, TrialStatus.UNSUPPORTED, TrialStatus.COMPILE_FAILED, TrialStatus.WRONG,
+            TrialStatus.CRASHED, TrialStatus.TIMEOUT,
+        ]  # fmt: skip
+        assert trials[0].config == {"block_m": 64, "split_k": False, "swizzle": "xor", "alpha": 0.1}
+        assert (trials[0].time_us, trials[0].time_us_low, trials[0].time_us_high) == (10.0, 9.5, 10.5)
+        assert (trials[0].samples_us, trials[0].n_samples) == ((10.0, 10.25, 9.75), 300)
+        assert [t.origin for t in trials[:5]] == ["default", "seed", "sampler", "enumerated", "final"]
+        assert {(t.backend, t.seed, t.optimizer, t.optimizer_version) for t in trials} == {
+            ("triton.native", -7, "optuna.tpe", "5.0.0")
+        }
+        assert {(t.rel_error, t.wall_s, t.policy, t.source) for t in trials} == {
+            (0.0009765625, 0.25, "cuda.graph", "measured")
+        }
+        assert [t.started_at for t in trials] == [START + timedelta(seconds=n) for n in range(7)]
+        assert trials[6].error == "timeout: ü 🚀"
+        assert trials[6].time_us is None
+
+        grouped, dense = store.winners().items
+        (old,) = store.winners(WinnerFilter(current=False)).items
+        assert [w.problem.key for w in (grouped, dense, old)] == [GROUPED, DENSE, DENSE]
+        assert [w.choice.time_us for w in (grouped, dense, old)] == [15.0, 11.0, 12.0]
+        assert dense.choice == Choice("triton.native", {"block_m": 64, "stages": 3}, 11.0, 11.0 * 0.98, 11.0 * 1.02)
+        assert dense.default == Choice("triton.native", {"block_m": 128, "stages": 2}, 20.0, 20.0 * 0.98, 20.0 * 1.02)
+        assert [tie.config for tie in dense.tie_set] == [{"block_m": 64, "stages": 3}, {"block_m": 32, "stages": 4}]
+        assert (dense.depends_on, dense.n_trials, dense.policy, dense.run_id) == (
+            ("cuda", "torch"),
+            6,
+            "cuda.graph",
+            run.id,
+        )
+        assert (dense.created_at, old.superseded_at) == (START + timedelta(minutes=2),) * 2
+        assert [entry.id for entry in store.winner_changes()] == [grouped.id, dense.id]
+        assert store.generation() == 2
+
+        card, cpu = store.environments()
+        assert (card.environment.versions, card.n_trials, card.n_winners) == (
+            {"cuda": "13.0", "driver": "580.95", "torch": "2.11.0"},
+            7,
+            2,
+        )
+        assert (cpu.environment.versions, cpu.n_trials, cpu.n_winners) == ({"torch": "2.13.0"}, 0, 0)
+        assert card.environment.fingerprint == dense.environment.fingerprint == trials[0].environment_fingerprint
+        assert (card.environment.device.name, card.environment.device.sms) == ("Golden Card", 188)
+        assert (card.environment.device.memory_bytes, card.environment.device.power_limit_w) == (96 << 30, 600.0)
+
+        one, other = store.misses()
+        assert (one.problem.key, one.device_fingerprint, one.count) == (GROUPED, card.environment.device.fingerprint, 3)
+        assert (one.first_at, one.last_at) == (START, START + timedelta(minutes=3))
+        assert (other.problem.key, other.device_fingerprint, other.count) == (DENSE, "", 1)
+
+
+def test_upgraded_it_can_be_written(copy: Path):
+    with Store.open(copy) as store:
+        (run,) = [run for run in store.runs() if run.status is RunStatus.FINISHED]
+        assert store.take_over_run(run.id, host="golden", pid=1).status is RunStatus.RUNNING
+        last = store.winner_changes()[-1].id
+        store.finish_problem(run.id, 1, "nothing ran")
+        assert store.run(run.id).n_done == 2
+        assert store.winner_changes(last) == []

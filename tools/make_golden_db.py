@@ -1,0 +1,151 @@
+"""Make the golden database of the current schema: tests/db/golden/<revision>.db.
+
+Run once, when a schema is about to be released, and commit the file:
+
+    python tools/make_golden_db.py
+
+It is never made again: `tests/db/test_golden.py` opens the golden database of every released schema with the code of
+today, upgrades a copy and looks for exactly what is written here. A file that exists is therefore not replaced.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from fp4tune.db import Store
+from fp4tune.db.records import (
+    Choice,
+    Miss,
+    NewRun,
+    NewTrial,
+    NewWinner,
+    Origin,
+    RunProblem,
+    RunStatus,
+    Source,
+    Timing,
+    TrialStatus,
+)
+from fp4tune.db.schema import HEAD
+from fp4tune.kernels.device import Device, Environment
+from fp4tune.kernels.problem import Format, Op, OutDtype, Problem, Routing
+
+GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "db" / "golden"
+
+START = datetime(2026, 11, 1, 8, 30, 0, 125_000, tzinfo=UTC)
+CARD = Device("cuda", "Golden Card", "12.0", 188, 96 << 30, 128 << 20, 600.0)
+CPU = Device("cpu", "Golden CPU", "", 16, 64 << 30, 32 << 20, 0.0)
+ON_CARD = Environment(CARD, {"cuda": "13.0", "driver": "580.95", "torch": "2.11.0"})
+ON_CPU = Environment(CPU, {"torch": "2.13.0"})
+DENSE = Problem(16, 2048, 4096)
+GROUPED = Problem(
+    32, 256, 4096, Op.GROUPED, 64, 512, 10, Routing.POWER_LAW, Format.NVFP4_W4A16, OutDtype.FP32
+)  # fmt: skip
+
+
+def choice(time_us: float, **config: str | float | bool) -> Choice:
+    """A choice with an interval of 2% to each side."""
+    return Choice("triton.native", config, time_us, time_us * 0.98, time_us * 1.02)
+
+
+def trial(run_id: str, number: int, status: TrialStatus, error: str = "") -> NewTrial:
+    """A trial of every status; those that ran took 10 us and a bit."""
+    timing = Timing(10.0 + number, 9.5 + number, 10.5 + number, (10.0, 10.25, 9.75), 300)
+    return NewTrial(
+        run_id=run_id,
+        problem=DENSE,
+        environment=ON_CARD,
+        number=number,
+        backend="triton.native",
+        config={"block_m": 64, "split_k": False, "swizzle": "xor", "alpha": 0.1},
+        origin=list(Origin)[number % len(Origin)],
+        status=status,
+        timing=timing if status is TrialStatus.OK else None,
+        error=error,
+        rel_error=0.0009765625,
+        seed=-7,
+        optimizer="optuna.tpe",
+        optimizer_version="5.0.0",
+        started_at=START + timedelta(seconds=number),
+        wall_s=0.25,
+        policy="cuda.graph",
+        source=Source.MEASURED,
+    )
+
+
+def winner(run_id: str, problem: Problem, time_us: float) -> NewWinner:
+    """A winner with a tie set of two."""
+    best = choice(time_us, block_m=64, stages=3)
+    return NewWinner(
+        run_id=run_id,
+        problem=problem,
+        environment=ON_CARD,
+        choice=best,
+        default=choice(20.0, block_m=128, stages=2),
+        tie_set=(best, choice(time_us, block_m=32, stages=4)),
+        depends_on=("cuda", "torch"),
+        trial_number=3,
+        n_trials=6,
+        policy="cuda.graph",
+        source=Source.MEASURED,
+    )
+
+
+def fill(path: Path) -> None:
+    """Store something of everything."""
+    now = START
+
+    with Store.open(path, clock=lambda: now) as store:
+        new = NewRun(
+            environment=ON_CARD,
+            problems=(RunProblem(DENSE, "attn.qkv", ("decode", "verify"), 60), RunProblem(GROUPED)),
+            checkpoint="Golden-Model-NVFP4",
+            settings={"budget_s": 2.5, "backends": ["triton.native"], "trials": None},
+            seed=42,
+            host="golden",
+            pid=1,
+            version="0.1.0",
+        )
+        run_id = store.create_run(new)
+        ended = [TrialStatus.OK, *TrialStatus]
+        store.add_trials([trial(run_id, n, s, "" if s == "ok" else f"{s}: ü 🚀") for n, s in enumerate(ended)])
+        now += timedelta(minutes=1)
+        store.add_winners([winner(run_id, DENSE, 12.0), winner(run_id, GROUPED, 15.0)])
+        now += timedelta(minutes=1)
+        store.add_winner(winner(run_id, DENSE, 11.0))
+        store.finish_problem(run_id, 0, "tuned")
+        store.finish_run(run_id, RunStatus.FINISHED)
+        now += timedelta(minutes=1)
+        failed = store.create_run(
+            NewRun(ON_CPU, (RunProblem(DENSE),), "", {}, 0, "golden", 2, "0.1.0")
+        )  # fmt: skip
+        store.finish_run(failed, RunStatus.FAILED, "the disk was full")
+        store.add_misses([Miss(GROUPED, CARD.fingerprint, "", 3, START, now), Miss(DENSE, "", "", 1, now, now)])
+
+
+def main() -> int:
+    """Make the file, unless it is there."""
+    path = GOLDEN / f"{HEAD}.db"
+    if path.exists():
+        sys.stderr.write(f"{path} is there already, and a golden database is never replaced.\n")
+        return 1
+    with tempfile.TemporaryDirectory() as directory:
+        made = Path(directory) / "made.db"
+        fill(made)
+        with sqlite3.connect(made) as connection:
+            # Nothing of the machine that made it.
+            connection.execute("UPDATE runs SET process_scope = '', process_birth = -1")
+        connection.close()
+        GOLDEN.mkdir(parents=True, exist_ok=True)
+        with Store.open(made, mode="read") as store:
+            store.backup(path)
+    sys.stdout.write(f"{path}: {path.stat().st_size} bytes\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
