@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Mapping
@@ -11,10 +12,13 @@ from typing import Any
 
 from ..kernels.errors import InvalidInputError, NotFoundError
 from . import presets
-from .inspection.json_file import read_object
+from .inspection.json_file import open_regular, read_optional
+from .inspection.notes import clean
 from .inspection.shards import ShardSet, scan
 
 _COMMIT = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}", re.ASCII)
+_NAME_CHARS = 4096
+"""PATH_MAX of Linux."""
 _NO_SHARDS = ShardSet((), None, {}, ())
 
 
@@ -60,44 +64,62 @@ def open_checkpoint(ref: str) -> Checkpoint:
     if not ref.strip():
         raise InvalidInputError("The checkpoint is empty: give a directory or the name of a preset.")
     path = Path(os.path.expanduser(ref)) if "\0" not in ref else None  # noqa: PTH111 - Path.expanduser raises
+    if path is not None and _exists(ref, path):
+        try:
+            return _open_directory(ref, path)
+        except OSError as error:
+            raise _unreadable(ref, error) from error
+    preset = presets.find(ref)
+    if preset is None:
+        raise NotFoundError(_unknown(ref))
+    return Checkpoint(preset.name, None, preset.config, preset.hf_quant_config, _NO_SHARDS, preset.published)
+
+
+def _exists(ref: str, path: Path) -> bool:
     try:
-        exists = path is not None and path.exists()
-    except OSError:  # a name longer than the file system allows is no path
-        exists = False
-    if path is None or not exists:
-        preset = presets.find(ref)
-        if preset is None:
-            raise NotFoundError(_unknown(ref))
-        return Checkpoint(preset.name, None, preset.config, preset.hf_quant_config, _NO_SHARDS, preset.published)
-    return _open_directory(ref, path)
+        return path.exists()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # then it is no path, and the sentence about names is the better one
+            return False
+        raise _unreadable(ref, error) from error
+
+
+def _unreadable(ref: str, error: OSError) -> InvalidInputError:
+    return InvalidInputError(f"{ref} cannot be read: {error.strerror or error}.")
 
 
 def _open_directory(ref: str, path: Path) -> Checkpoint:
     if not path.is_dir():
-        raise InvalidInputError(f"{ref} is a file; give the directory that holds config.json.")
+        raise InvalidInputError(f"{ref} is a file; give the directory that holds config.json.{_hidden_preset(ref)}")
     directory = _snapshot(path)
-    if not (directory / "config.json").exists():
+    config = read_optional(directory / "config.json")
+    if config is None:
         raise NotFoundError(
             f"{directory} has no config.json; give a model's directory, a hub cache directory (models--org--name) "
-            "or a snapshot in it."
+            f"or a snapshot in it.{_hidden_preset(ref)}"
         )
-    config = read_object(directory / "config.json")
-    quant_path = directory / "hf_quant_config.json"
-    quant = read_object(quant_path) if quant_path.exists() else None
-    return Checkpoint(ref, directory, config, quant, scan(directory), {})
+    quant = read_optional(directory / "hf_quant_config.json")
+    return Checkpoint(clean(ref, _NAME_CHARS), directory, config, quant, scan(directory), {})
+
+
+def _hidden_preset(ref: str) -> str:
+    """A second sentence for a path that is no checkpoint and stands before a preset of its name."""
+    preset = presets.find(ref)
+    return "" if preset is None else f" It hides the preset {preset.name}: rename it, or run this elsewhere."
 
 
 def _snapshot(path: Path) -> Path:
-    """The snapshot of a hub cache directory `models--org--name`, by refs/main; any other directory itself."""
+    """The snapshot of a hub cache directory (or its `snapshots/`), by refs/main; any other directory itself."""
+    if (path / "config.json").exists():
+        return path
+    if path.name == "snapshots":
+        path = path.parent
     snapshots = path / "snapshots"
-    if (path / "config.json").exists() or not snapshots.is_dir():
+    if not snapshots.is_dir():
         return path
     ref = path / "refs" / "main"
-    if ref.exists():
-        try:
-            commit = ref.read_bytes()[:200].decode("utf-8", "replace").strip()
-        except OSError as error:
-            raise InvalidInputError(f"{ref} cannot be read: {error.strerror or error}.") from error
+    commit = _commit(ref)
+    if commit is not None:
         if not _COMMIT.fullmatch(commit):
             raise InvalidInputError(f"{ref} should name a snapshot and says {commit[:60]!r}.")
         if not (snapshots / commit).is_dir():
@@ -111,6 +133,17 @@ def _snapshot(path: Path) -> Path:
             f"{path} has no refs/main and {len(found)} snapshots; give one of them: {', '.join(map(str, found[:5]))}."
         )
     return found[0]
+
+
+def _commit(ref: Path) -> str | None:
+    """What refs/main says; None if there is none."""
+    try:
+        with open_regular(ref) as file:
+            return file.read(200).decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidInputError(f"{ref} cannot be read: {error.strerror or error}.") from error
 
 
 def _unknown(ref: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from checkpoint_files import bf16, write_checkpoint
@@ -181,3 +183,99 @@ def test_hub_cache_with_a_missing_blob(hub):
     (hub / "snapshots" / "bbb222" / "model.safetensors").symlink_to(hub / "blobs" / "gone")
     checkpoint = open_checkpoint(str(hub))
     assert any("missing" in note for note in checkpoint.shards.notes)
+
+
+def test_snapshots_directory_of_a_hub_cache(hub):
+    assert open_checkpoint(str(hub / "snapshots")).config["hidden_size"] == 128
+
+
+def test_hub_cache_whose_ref_leads_nowhere_is_one_without(hub):
+    (hub / "refs" / "main").unlink()
+    (hub / "refs" / "main").symlink_to(hub / "gone")
+    with pytest.raises(InvalidInputError, match="2 snapshots"):
+        open_checkpoint(str(hub))
+
+
+FILES = ["config.json", "hf_quant_config.json", "model.safetensors.index.json", "model.safetensors"]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("file", FILES)
+def test_fifo_is_refused_and_not_waited_for(directory, file):
+    (directory / file).unlink(missing_ok=True)
+    os.mkfifo(directory / file)
+    with pytest.raises(InvalidInputError, match=rf"{file} cannot be read: it is no regular file\."):
+        open_checkpoint(str(directory))
+
+
+@pytest.mark.timeout(20)
+def test_refs_main_that_never_ends_is_refused(hub):
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (hub / "refs" / "main").unlink()
+        make(hub / "refs" / "main")
+        with pytest.raises(InvalidInputError, match=r"refs/main cannot be read"):
+            open_checkpoint(str(hub))
+
+
+@pytest.mark.parametrize("file", FILES[:3])
+def test_link_that_leads_nowhere_is_no_absent_file(directory, file):
+    """A hub download that was cut off: without hf_quant_config.json the model would be declared unquantised."""
+    (directory / file).unlink(missing_ok=True)
+    (directory / file).symlink_to(directory / "gone")
+    with pytest.raises(InvalidInputError, match=rf"{file} is a link to a file that is not there: download it again\."):
+        open_checkpoint(str(directory))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_link_to_itself(directory, file):
+    (directory / file).unlink(missing_ok=True)
+    (directory / file).symlink_to(directory / file)
+    with pytest.raises(InvalidInputError, match="cannot be read: Too many levels of symbolic links"):
+        open_checkpoint(str(directory))
+
+
+@pytest.mark.parametrize("file", FILES[:3])
+def test_json_that_is_a_git_lfs_pointer(directory, file):
+    (directory / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(InvalidInputError, match=rf"{file} is a Git LFS pointer"):
+        open_checkpoint(str(directory))
+
+
+def test_path_that_leaves_no_room_for_a_file_name(tmp_path, monkeypatch):
+    """PATH_MAX is 4096: the directory can be named, config.json in it cannot."""
+    monkeypatch.chdir(tmp_path)
+    path = str(tmp_path)
+    while len(path) < 4086:
+        part = "d" * min(200, 4086 - len(path) - 1)
+        os.mkdir(part)
+        os.chdir(part)
+        path += f"/{part}"
+    with pytest.raises(InvalidInputError, match="cannot be read: File name too long"):
+        open_checkpoint(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_directory_of_somebody_else(directory):
+    os.chmod(directory, 0o700)
+    for parent in (directory.parent, directory.parent.parent):
+        os.chmod(parent, 0o755)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(InvalidInputError, match="cannot be read: Permission denied"):
+            open_checkpoint(str(directory))
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch], ids=["directory", "file"])
+def test_path_that_hides_a_preset_says_so(tmp_path, monkeypatch, make):
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "qwen3-32b-nvfp4")
+    with pytest.raises((NotFoundError, InvalidInputError), match=r"It hides the preset nvidia/Qwen3-32B-NVFP4"):
+        open_checkpoint("qwen3-32b-nvfp4")
+
+
+def test_name_is_fit_to_be_shown(tmp_path):
+    path = tmp_path / "a\n\x1b[31mb"
+    write_checkpoint(path, CONFIG, {})
+    assert open_checkpoint(str(path)).name == f"{tmp_path}/a??[31mb"

@@ -8,7 +8,8 @@ import pytest
 from fp4tune.kernels.errors import InvalidInputError
 from fp4tune.tuner.inspection.declare import declare
 from fp4tune.tuner.inspection.formats import WeightFormat
-from fp4tune.tuner.inspection.patterns import Globs, compile_regex
+from fp4tune.tuner.inspection import patterns
+from fp4tune.tuner.inspection.patterns import Globs, Targets, compile_regex
 from fp4tune.tuner.inspection.quant_config import read_quant_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -310,7 +311,11 @@ def test_hf_quant_config_of_the_wrong_form(quantization):
 
 
 @pytest.mark.parametrize("text", ["(a+)+$", "(a*)*b", "([a-z]+)*$", "(x+x+)+y", ".*.*.*.*x", "(a|b+){2,}c", "[a-z]+x[a-z]+y[a-z]+z[a-z]+w[a-z]+", "a" * 1001,
-                                  "*" * 9, "(?P<", "[", "(" * 500])  # fmt: skip
+                                  "*" * 9, "(?P<", "[", "(" * 500,
+                                  # Alternatives, optional pieces and bounded repeats explode as well.
+                                  "(?:.|.)*!", "(.|.)*!", r"(\w)(\1|\w|.)*!", "(?:.?){30}!", "(?:(?:a|.)(?:a|.))*!", ".?" * 40 + "!",
+                                  "(?:.|.)" * 30 + "!", "((.|.)|.){1,200}!", "(?x) ( a | b ) *", "(?x: (.|.) * )!", "(?=(?:.|.)*!)",
+                                  "[0-9]+" * 6 + "!", "[*]*[+]*[|]*[(]*", ".{0,9}.{0,9}.{0,9}.{0,9}!"])  # fmt: skip
 def test_expressions_that_explode_or_are_none(text):
     with pytest.raises(InvalidInputError, match="re:"):
         compile_regex(text)
@@ -318,7 +323,8 @@ def test_expressions_that_explode_or_are_none(text):
 
 def test_expressions_of_many_wildcards_take_linear_time():
     """By backtracking each would take centuries: a dozen wildcards on 250 letters."""
-    regex = compile_regex(".*a" * 10 + ".*b")
+    regex, cost = compile_regex(".*a" * 10 + ".*b")
+    assert cost.steps(250) < 5_000
     assert not regex.match("a" * 250)
     assert regex.match("a" * 249 + "b")
 
@@ -339,7 +345,7 @@ def test_long_names_are_not_tried_on_expressions():
 def test_expressions_without_backtracking_match_the_same(pieces, name):
     text = ".*".join(pieces)
     try:
-        mine = compile_regex(text)
+        mine, _ = compile_regex(text)
     except InvalidInputError:
         return
     assert bool(mine.match(name)) == bool(re.match(text, name))
@@ -348,10 +354,35 @@ def test_expressions_without_backtracking_match_the_same(pieces, name):
 @pytest.mark.parametrize(
     "text",
     [".*lm_head", ".*mlp.gate$", ".*ffn.*(gate|up|down)_proj$", "^mtp.*", "model.visual.*",
-     r".*layers\.[0-9]+\.mlp\.experts\.\d+\.(gate|up|down)_proj$", ".*layers.*mlp.*experts.*gate.*proj.*"],
+     r".*layers\.[0-9]+\.mlp\.experts\.\d+\.(gate|up|down)_proj$", ".*layers.*mlp.*experts.*gate.*proj.*",
+     r"(?:language_)?model\.layers\.([3-9]|[1-9][0-9]+)\.mlp\.experts\..*", r"^(?!.*mtp).*experts.*", r"(?i).*MLP.*",
+     r"model\.layers\.[^.]+\.[^.]+\.[^.]+\.weight$", r"[a-z_]{4}[.]layers[.][0-9]{1,3}[.](?P<mixer>self|linear)_attn"],
 )  # fmt: skip
 def test_published_expressions_are_taken(text):
-    compile_regex(text)
+    _, cost = compile_regex(text)
+    assert cost.steps(100) < 100_000
+
+
+@pytest.mark.parametrize("entry", ["re:.*a{}.*z[a-z]+[a-z]+$", "*.a{}.*z"])
+def test_more_expressions_than_any_list_has(entry):
+    entries = [entry.format(i) for i in range(6_000)]
+    with pytest.raises(InvalidInputError, match="6000 wildcard expressions"):
+        Targets(entries) if entry.startswith("re:") else Globs(entries)
+
+
+def test_lists_that_would_take_minutes_are_refused_after_seconds(monkeypatch):
+    monkeypatch.setattr(patterns, "MAX_STEPS", 100_000)
+    for matcher in (Targets(["re:[a-z]+[a-z]+[a-z]+!"]), Globs([f"*.a{i}.*z" for i in range(200)])):
+        with pytest.raises(InvalidInputError, match="would take minutes"):
+            for _ in range(100):
+                assert matcher.match("a" * 100) is None
+
+
+def test_suffix_patterns_are_looked_up_and_not_tried_one_by_one():
+    globs = Globs([f"*.experts.{i}.gate_proj" for i in range(20_000)])
+    assert globs._others == []
+    assert globs.match("model.layers.3.mlp.experts.19999.gate_proj") == "*.experts.19999.gate_proj"
+    assert globs.match("model.layers.3.mlp.experts.19999.up_proj") is None
 
 
 GLOB = st.text(alphabet="ab.*?", min_size=1, max_size=8)

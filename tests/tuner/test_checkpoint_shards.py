@@ -123,3 +123,30 @@ def test_more_files_or_tensors_than_any_model_has(directory, monkeypatch):
     monkeypatch.setattr(shards, "MAX_SHARDS", 1)
     with pytest.raises(InvalidInputError, match="holds 2 safetensors files"):
         scan(directory)
+
+
+def test_index_of_more_files_than_any_model_has(directory):
+    weight_map = {f"a{i}.weight": f"f{i}.safetensors" for i in range(10_001)}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(InvalidInputError, match="names 10001 tensors in 10001 files"):
+        scan(directory)
+
+
+def test_index_of_more_tensors_than_any_model_has(directory, monkeypatch):
+    monkeypatch.setattr(shards, "MAX_TENSORS", 1)
+    with pytest.raises(InvalidInputError, match="names 2 tensors in 2 files; at most 1 in"):
+        scan(directory)
+
+
+def test_many_numbers_that_promise_thousands_of_files_each(tmp_path):
+    for i in range(4):
+        (tmp_path / f"s{i}-00001-of-09999.safetensors").touch()
+    with pytest.raises(InvalidInputError, match="imply more than 10000"):
+        scan(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31m.safetensors", "a\nb.safetensors", "a\udcff.safetensors"])
+def test_file_name_that_cannot_be_shown(directory, name):
+    (directory / name).touch()
+    with pytest.raises(InvalidInputError, match="which is no name of a shard"):
+        scan(directory)

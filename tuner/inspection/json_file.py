@@ -1,4 +1,4 @@
-"""JSON files of other people, read with bounded memory.
+"""Files of other people, opened without waiting, and their JSON, read with bounded memory.
 
 A checkpoint directory is untrusted input: a 100 MB file of `[[],[],...]` parses into gigabytes of Python
 objects. The bytes are therefore counted before they are parsed: every container and every element of one costs
@@ -8,8 +8,10 @@ at least one of `{`, `[` or `,`, so their number bounds the number of objects, w
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ...kernels.errors import InvalidInputError, NotFoundError
 
@@ -23,8 +25,27 @@ keeps the parsed form below a few hundred megabytes."""
 INDEX_MAX_BYTES = 512 << 20
 """Largest model.safetensors.index.json read; 400,000 tensors take about 50 MB."""
 
-INDEX_MAX_ITEMS = 3_000_000
-"""Most JSON items in an index: one a tensor. 400,000 tensors are the largest checkpoint aimed at."""
+INDEX_MAX_ITEMS = 1_010_000
+"""Most JSON items in an index: one a tensor, for shards.MAX_TENSORS of them, and some of metadata."""
+
+LFS_MAGIC = b"version https://git-lfs"
+"""How a Git LFS pointer begins, which stands for a large file where `git lfs pull` was not run."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading.
+
+    A FIFO would wait for its writer for ever, and a device such as /dev/zero has no end.
+
+    Raises:
+        InvalidInputError: it is something else than a regular file.
+        OSError: it cannot be opened; FileNotFoundError if it is not there.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidInputError(f"{path} cannot be read: it is no regular file.")
+    return os.fdopen(descriptor, "rb")
 
 
 def read_object(path: Path, *, max_bytes: int = CONFIG_MAX_BYTES, max_items: int = CONFIG_MAX_ITEMS) -> dict[str, Any]:
@@ -37,18 +58,33 @@ def read_object(path: Path, *, max_bytes: int = CONFIG_MAX_BYTES, max_items: int
 
     Raises:
         NotFoundError: there is no such file.
-        InvalidInputError: the file cannot be read, is too large, is no JSON, or is JSON but no object.
+        InvalidInputError: the file cannot be read, is too large, is no JSON, or is JSON but no object; or it is a link
+            that leads nowhere, as a download that was cut off leaves in a hub cache.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             raw = file.read(max_bytes + 1)
     except FileNotFoundError:
+        if path.is_symlink():
+            raise InvalidInputError(f"{path} is a link to a file that is not there: download it again.") from None
         raise NotFoundError(f"There is no file {path}.") from None
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if raw.startswith(LFS_MAGIC):
+        raise InvalidInputError(f"{path} is a Git LFS pointer, not the file: run `git lfs pull`.")
     if len(raw) > max_bytes:
         raise InvalidInputError(f"{path} is larger than {max_bytes} bytes, which no such file of a model is.")
     return parse_object(raw, str(path), max_items=max_items)
+
+
+def read_optional(
+    path: Path, *, max_bytes: int = CONFIG_MAX_BYTES, max_items: int = CONFIG_MAX_ITEMS
+) -> dict[str, Any] | None:
+    """As read_object; None if there is no such file."""
+    try:
+        return read_object(path, max_bytes=max_bytes, max_items=max_items)
+    except NotFoundError:
+        return None
 
 
 def parse_object(raw: bytes, what: str, *, max_items: int, max_objects: int | None = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Format (https://github.com/huggingface/safetensors#format): a little-endian u64 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...kernels.errors import InvalidInputError
-from .json_file import parse_object
+from .json_file import LFS_MAGIC, open_regular, parse_object
 from .notes import is_clean_name
 
 MAX_HEADER_BYTES = 100_000_000
@@ -30,7 +31,6 @@ _ITEMS_PER_TENSOR = 10
 _SPARE_OBJECTS = 10_000
 """`{` beyond one a tensor: the header's own, `__metadata__`, and JSON inside metadata strings."""
 
-_LFS_MAGIC = b"version https://git-lfs"
 _LFS_MAX_BYTES = 1024
 """A Git LFS pointer is a text of about 130 bytes."""
 
@@ -99,10 +99,10 @@ def read_shard(path: Path, interned: Interned | None = None) -> Shard:
     """
     interned = {} if interned is None else interned
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
-            if size <= _LFS_MAX_BYTES and (prefix + file.read(len(_LFS_MAGIC) - 8)).startswith(_LFS_MAGIC):
+            if size <= _LFS_MAX_BYTES and (prefix + file.read(len(LFS_MAGIC) - 8)).startswith(LFS_MAGIC):
                 note = f"{path.name} is a Git LFS pointer, not the weights: run `git lfs pull`."
                 return Shard(path.name, ShardState.LFS_POINTER, {}, note)
             if len(prefix) < 8:

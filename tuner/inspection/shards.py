@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...kernels.errors import InvalidInputError
-from .json_file import INDEX_MAX_BYTES, INDEX_MAX_ITEMS, read_object
+from .json_file import INDEX_MAX_BYTES, INDEX_MAX_ITEMS, read_optional
 from .notes import is_clean_name
 from .safetensors_header import Interned, Shard, ShardState, TensorInfo, read_shard
 
@@ -23,8 +23,8 @@ SINGLE_FILE = "model.safetensors"
 MAX_SHARDS = 10_000
 """Most safetensors files in a directory; the largest published checkpoints have a few hundred."""
 
-MAX_TENSORS = 2_000_000
-"""Most tensors in a checkpoint; a name and its entry cost about 200 bytes here."""
+MAX_TENSORS = 1_000_000
+"""Most tensors in a checkpoint; the largest published ones have 300,000, the largest aimed at 400,000."""
 
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<total>[0-9]{5})\.safetensors", re.ASCII)
 _DUPLICATE = re.compile(r"consolidated.*\.safetensors", re.IGNORECASE)
@@ -78,6 +78,9 @@ def scan(directory: Path) -> ShardSet:
         raise InvalidInputError(f"{directory} cannot be listed: {error.strerror or error}.") from error
     if len(names) > MAX_SHARDS:
         raise InvalidInputError(f"{directory} holds {len(names)} safetensors files; at most {MAX_SHARDS} are accepted.")
+    odd = next((name for name in names if not is_clean_name(name)), None)
+    if odd is not None:
+        raise InvalidInputError(f"{directory} holds a safetensors file {odd[:100]!r}, which is no name of a shard.")
     ignored = _ignored(names, index)
     interned: Interned = {}
     shards = []
@@ -100,9 +103,9 @@ def scan(directory: Path) -> ShardSet:
 
 
 def _read_index(path: Path) -> dict[str, str] | None:
-    if not path.exists():
+    index = read_optional(path, max_bytes=INDEX_MAX_BYTES, max_items=INDEX_MAX_ITEMS)
+    if index is None:
         return None
-    index = read_object(path, max_bytes=INDEX_MAX_BYTES, max_items=INDEX_MAX_ITEMS)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict):
         raise InvalidInputError(f"{path} has no weight_map object, so it is no safetensors index.")
@@ -111,6 +114,11 @@ def _read_index(path: Path) -> dict[str, str] | None:
             raise InvalidInputError(f"{path} names a tensor {name[:100]!r}..., which no model has.")
         if not isinstance(file, str) or "/" in file or not file or not is_clean_name(file):
             raise InvalidInputError(f"{path} names {str(file)[:100]!r} as the file of {name[:200]!r}, not a file name.")
+    files = len(set(weight_map.values()))
+    if len(weight_map) > MAX_TENSORS or files > MAX_SHARDS:
+        raise InvalidInputError(
+            f"{path} names {len(weight_map)} tensors in {files} files; at most {MAX_TENSORS} in {MAX_SHARDS} are accepted."
+        )
     return weight_map
 
 
@@ -141,6 +149,10 @@ def _missing_siblings(names: Iterable[str], ignored: Mapping[str, str]) -> set[s
         total = int(match["total"])
         if total <= MAX_SHARDS:
             missing |= {f"{match['stem']}-{i:05d}-of-{total:05d}.safetensors" for i in range(1, total + 1)}
+        if len(missing) > 2 * MAX_SHARDS:
+            raise InvalidInputError(
+                f"The names of the safetensors files, such as {name!r}, imply more than {MAX_SHARDS} of them."
+            )
     return missing - set(names)
 
 

@@ -1,0 +1,65 @@
+"""Backends that go wrong in one way each, for tests of the job. All compute for real, on the CPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from fp4tune.kernels.backend import Availability, Config, ConfigValue, Parameter, Space
+from fp4tune.kernels.device import Device
+from fp4tune.kernels.errors import UnsupportedError
+from fp4tune.kernels.operands import Operands
+from fp4tune.kernels.oracle import reference
+from fp4tune.kernels.problem import Op, Problem
+
+FAULTS = ("none", "zero_tile", "raises", "refuses", "compiler_raises", "unwritten", "slow")
+
+
+class FaultyBackend:
+    """One parameter, `fault`, that says how the config goes wrong; the default does what `default_fault` says."""
+
+    def __init__(self, name: str = "test.faulty", *, default_fault: str = "none", dense_only: bool = False) -> None:
+        self.name = name
+        self._default_fault = default_fault
+        self._dense_only = dense_only
+
+    def probe(self, device: Device) -> Availability:
+        return Availability(device.kind == "cpu", "" if device.kind == "cpu" else "CPU only.")
+
+    def versions(self, device: Device) -> dict[str, str]:
+        return {"torch": torch.__version__, self.name: "1"}
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        if self._dense_only and problem.op is not Op.DENSE:
+            raise UnsupportedError("Only dense problems can be run.")
+        return Space((Parameter("fault", FAULTS),))
+
+    def default(self, problem: Problem, device: Device) -> dict[str, ConfigValue]:
+        self.space(problem, device)
+        return {"fault": self._default_fault}
+
+    def seeds(self, problem: Problem, device: Device) -> Sequence[Config]:
+        return []
+
+    def prepare(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], None]:
+        fault = config["fault"]
+        if fault == "refuses":
+            raise UnsupportedError("This config cannot run here.")
+        if fault == "compiler_raises":
+            raise RuntimeError("ptxas fatal: something\nwith a second line")
+        expected = reference(operands).to(operands.out.dtype)
+
+        def run() -> None:
+            if fault == "raises":
+                raise RuntimeError("an illegal memory access was encountered")
+            if fault == "slow":
+                time.sleep(0.02)
+            if fault == "unwritten":
+                operands.out[:-1].copy_(expected[:-1])
+                return
+            operands.out.copy_(expected)
+            if fault == "zero_tile":
+                operands.out[:, -8:] = 0
+
+        return run

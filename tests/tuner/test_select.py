@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import random
+
+from fp4tune.db.records import Timing, TrialStatus
+from fp4tune.kernels.backend import Parameter, Space
+from fp4tune.tuner.executor import Candidate, Evaluation
+from fp4tune.tuner.select import FINALIST_FACTOR, MAX_FINALISTS, Searched, finalists, select
+from fp4tune.tuner.stats import median_interval
+
+SPACE = Space((Parameter("tile", (128, 64, 32, 16)),))
+SPACES = {"a": SPACE}
+
+
+def searched(tile: int, time_us: float, *, is_default: bool = False, backend: str = "a") -> Searched:
+    return Searched(Candidate(backend, {"tile": tile}), time_us, is_default)
+
+
+def timed(base_us: float, *, noise: float = 0.002, n: int = 40, seed: int = 0, drift: bool = True) -> Evaluation:
+    """Samples around base_us; rounds drift together by up to 20 %, as a shared machine does."""
+    own, common = random.Random(seed), random.Random(99)
+    samples = [base_us * (1 + (common.random() * 0.2 if drift else 0)) * (1 + own.gauss(0, noise)) for _ in range(n)]
+    interval = median_interval(samples)
+    timing = Timing(interval.median, interval.low, interval.high, samples, n)
+    return Evaluation(TrialStatus.OK, timing, "", 0.001, 0.1)
+
+
+FAILED = Evaluation(TrialStatus.CRASHED, None, "boom", None, 0.1)
+
+
+def test_a_clearly_faster_config_replaces_the_default_despite_drift():
+    entrants = [searched(128, 100.0, is_default=True), searched(16, 95.0)]
+    found = select(entrants, [timed(100, seed=1), timed(95, seed=2)], SPACES)
+    assert found is not None
+    assert not found.is_default
+    assert found.served.config == {"tile": 16}
+    assert found.default.config == {"tile": 128}
+
+
+def test_a_gain_inside_the_noise_keeps_the_default():
+    entrants = [searched(128, 100.0, is_default=True), searched(16, 98.0)]
+    found = select(entrants, [timed(100, noise=0.08, seed=1), timed(99, noise=0.08, seed=2)], SPACES)
+    assert found is not None
+    assert found.is_default
+    assert found.served.config == {"tile": 128}
+    assert len(found.tie_set) == 2
+
+
+def test_a_gain_below_one_percent_keeps_the_default_however_well_it_is_known():
+    entrants = [searched(128, 100.0, is_default=True), searched(16, 99.5)]
+    found = select(entrants, [timed(100, noise=1e-5, seed=1), timed(99.5, noise=1e-5, seed=2)], SPACES)
+    assert found is not None
+    assert found.is_default
+
+
+def test_inside_a_tie_the_order_of_the_space_decides_not_the_clock():
+    """64 comes before 32 and 16 in the space; which of them was fastest in the finals is noise."""
+    entrants = [searched(128, 100.0, is_default=True), searched(16, 80.0), searched(32, 80.0), searched(64, 80.0)]
+    picks = set()
+    for seed in range(12):
+        evaluations = [timed(100, seed=seed)] + [timed(80, noise=0.01, seed=seed * 7 + i) for i in (1, 2, 3)]
+        found = select(entrants, evaluations, SPACES)
+        assert found is not None
+        picks.add(found.served.config["tile"])
+        assert len(found.tie_set) == 3
+    assert picks == {64}
+
+
+def test_a_tie_that_does_not_itself_beat_the_default_is_not_served():
+    """64 ties with the fastest (16), but 64 is within 1 % of the default, so 64 must not replace it."""
+    entrants = [searched(128, 100.0, is_default=True), searched(64, 99.3), searched(16, 98.5)]
+    evaluations = [timed(b, noise=1e-5, seed=i) for i, b in enumerate((100, 99.3, 98.6))]
+    found = select(entrants, evaluations, SPACES)
+    assert found is not None
+    assert found.served.config == {"tile": 16}
+    assert {c.config["tile"] for c in found.tie_set} == {64, 16}
+
+
+def test_the_bar_is_the_fastest_default_of_any_backend():
+    entrants = [
+        searched(128, 100.0, is_default=True),
+        searched(1, 90.0, is_default=True, backend="b"),
+        searched(16, 95.0),
+    ]
+    found = select(entrants, [timed(100, seed=1), timed(90, seed=2), timed(95, seed=3)], SPACES)
+    assert found is not None
+    assert found.served.backend == found.default.backend == "b"
+    assert found.is_default
+
+
+def test_a_default_that_fails_in_the_finals_is_no_bar_and_a_finalist_that_fails_is_out():
+    entrants = [searched(128, 100.0, is_default=True), searched(16, 95.0), searched(32, 90.0)]
+    found = select(entrants, [FAILED, timed(95, seed=1), FAILED], SPACES)
+    assert found is not None
+    assert found.served.config == {"tile": 16}
+    assert select(entrants, [FAILED] * 3, SPACES) is None
+
+
+def test_finalists_are_all_defaults_and_the_best_others():
+    entries = [searched(128, 500.0, is_default=True), searched(128, 500.0)]
+    entries += [Searched(Candidate("a", {"tile": 1000 + i}), 100.0 + i / 10, is_default=False) for i in range(20)]
+    entries += [searched(7, 100.0 * FINALIST_FACTOR + 1)]
+    picked = finalists(entries)
+    assert picked[0].is_default
+    assert len(picked) == 1 + MAX_FINALISTS
+    assert [p.candidate.config["tile"] for p in picked[1:]] == list(range(1000, 1000 + MAX_FINALISTS))
+    assert finalists([]) == []

@@ -1,0 +1,233 @@
+"""The tuning job: for every problem search, gate, measure, select, and remember all of it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from typing import TypeVar
+
+from ..db.records import (
+    Choice,
+    NewRun,
+    NewWinner,
+    Page,
+    RunProblem,
+    RunStatus,
+    Trial,
+    TrialFilter,
+    WinnerFilter,
+)
+from ..db.store import Store
+from ..kernels.errors import InvalidInputError, OutOfMemoryError, UnsupportedError
+from ..kernels.problem import Problem
+from .context import JobContext
+from .events import ProblemDone, ProblemStarted, RunDone, RunStarted
+from .executor import Candidate
+from .problem_run import ProblemRun
+from .search import Arm, Search
+from .select import Selection
+from .writer import TrialWriter
+
+T = TypeVar("T")
+
+NEIGHBOUR_SEEDS = 2
+"""Winners of neighbouring problems tried per backend before the sampler takes over."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How an execution of a run ended.
+
+    Attributes:
+        run_id: the run. status: finished or interrupted. n_winners: winners stored by this execution.
+    """
+
+    run_id: str
+    status: RunStatus
+    n_winners: int
+
+
+class TuningJob:
+    """Tunes problems on one device. Call `start` or `resume` once.
+
+    Args:
+        store: open for writing.
+        context: where, with what, how hard, who watches.
+    """
+
+    def __init__(self, store: Store, context: JobContext) -> None:
+        self._store = store
+        self._context = context
+        self._families: dict[Problem, list[tuple[int, Choice]]] | None = None
+
+    def start(
+        self, items: Sequence[RunProblem], *, checkpoint: str = "", extra: Mapping[str, object] | None = None
+    ) -> JobResult:
+        """Create a run and execute it.
+
+        Args:
+            items: the problems, in order.
+            checkpoint: what the user named; empty for bare shapes.
+            extra: further settings to remember with the run (tp, ep, tokens).
+
+        Raises:
+            InvalidInputError: there is nothing to tune. StoreError: the run cannot be stored.
+        """
+        if not items:
+            raise InvalidInputError("There is nothing to tune: no problem was given.")
+        settings = {**asdict(self._context.settings), "backends": sorted(self._context.backends), **(extra or {})}
+        run_id = self._store.create_run(
+            NewRun(
+                environment=self._context.environment,
+                problems=items,
+                checkpoint=checkpoint,
+                settings=settings,
+                seed=self._context.settings.seed,
+                host=platform.node(),
+                pid=os.getpid(),
+                version=metadata.version("fp4tune"),
+            )
+        )
+        return self._execute(run_id)
+
+    def resume(self, run_id: str) -> JobResult:
+        """Go on with a run that was interrupted or killed: done problems are skipped, committed trials are kept.
+
+        Raises:
+            NotFoundError: no such run. BusyError: it is alive. InvalidInputError: it is finished, or ran elsewhere.
+        """
+        run = self._store.run(run_id)
+        if run.status is RunStatus.FINISHED:
+            raise InvalidInputError(f"Run {run.id} is finished; there is nothing to resume.")
+        here = self._context.environment.fingerprint
+        if run.environment_fingerprint != here:
+            raise InvalidInputError(
+                f"Run {run.id} belongs to environment {run.environment_fingerprint} and this is {here}: timings of "
+                "two environments cannot be mixed; start a new run."
+            )
+        self._store.take_over_run(run.id, host=platform.node(), pid=os.getpid())
+        return self._execute(run.id)
+
+    def _execute(self, run_id: str) -> JobResult:
+        stop = self._context.stop
+        n_winners = 0
+        try:
+            states = self._store.run_problems(run_id)
+            n_done = sum(state.done for state in states)
+            self._context.tell(RunStarted(run_id, self._context.environment, len(states), n_done))
+            with TrialWriter(self._store, run_id) as writer:
+                for state in states:
+                    if not state.done and not stop.requested:
+                        n_winners += self._problem(run_id, state.position, state.item, writer)
+        except BaseException as error:
+            # What is committed stays. Say how the run ended; the caller sees the error itself.
+            stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+            ended = RunStatus.INTERRUPTED if stopped else RunStatus.FAILED
+            self._store.finish_run(run_id, ended, "" if stopped else f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self._context.executor.close()
+        status = RunStatus.INTERRUPTED if stop.requested else RunStatus.FINISHED
+        self._store.finish_run(run_id, status)
+        self._context.tell(RunDone(run_id, status, n_winners, self._store.run(run_id).n_trials))
+        return JobResult(run_id, status, n_winners)
+
+    def _problem(self, run_id: str, position: int, item: RunProblem, writer: TrialWriter) -> int:
+        """Tune one problem. Returns how many winners it stored: 1 or 0."""
+        problem = item.problem
+        earlier = self._earlier_trials(run_id, problem)
+        arms, refused = self._arms(problem)
+        search = Search(arms, seed=self._context.settings.seed)
+        names = tuple(arm.backend for arm in arms)
+        self._context.tell(ProblemStarted(position, item, names, refused, search.n_listed, len(earlier)))
+        run = ProblemRun(self._context, run_id, position, problem, search, writer, earlier)
+        known = {trial.backend for trial in earlier}
+        for backend, reason in refused.items():
+            if backend not in known:
+                run.refuse(backend, reason)
+        selection: Selection | None = None
+        outcome = "no backend can run it"
+        if arms:
+            try:
+                self._context.executor.open(problem, self._context.settings.seed)
+            except (OutOfMemoryError, UnsupportedError) as error:
+                outcome = str(error)
+            else:
+                run.search()
+                selection = run.finals({arm.backend: arm.space for arm in arms})
+                outcome = selection.sentence if selection else "no config passed the correctness gate"
+        writer.flush()
+        if selection is not None:
+            self._store.add_winner(self._winner(run_id, problem, selection, run))
+            self._family(problem).append((problem.m, selection.served))
+        if self._context.stop.requested:
+            # What was found is served, but the search was cut short: the problem stays open for a resume.
+            outcome = f"interrupted; {outcome}"
+        else:
+            self._store.finish_problem(run_id, position, outcome)
+        self._context.tell(ProblemDone(position, item, selection, outcome))
+        return int(selection is not None)
+
+    def _winner(self, run_id: str, problem: Problem, selection: Selection, run: ProblemRun) -> NewWinner:
+        served = selection.served
+        backend = self._context.backends[served.backend]
+        return NewWinner(
+            run_id=run_id,
+            problem=problem,
+            environment=self._context.environment,
+            choice=served,
+            default=selection.default,
+            tie_set=selection.tie_set,
+            depends_on=sorted(backend.versions(self._context.device)),
+            trial_number=run.number_of(Candidate(served.backend, served.config)),
+            n_trials=run.n_trials,
+            policy=self._context.executor.policy,
+        )
+
+    def _arms(self, problem: Problem) -> tuple[list[Arm], dict[str, str]]:
+        """The backends that can run the problem, and why the others cannot."""
+        arms: list[Arm] = []
+        refused: dict[str, str] = {}
+        neighbours = self._neighbours(problem)
+        for name, backend in sorted(self._context.backends.items()):
+            try:
+                space = backend.space(problem, self._context.device)
+                default = backend.default(problem, self._context.device)
+                seeds = backend.seeds(problem, self._context.device)
+            except UnsupportedError as error:
+                refused[name] = str(error)
+                continue
+            near = [choice.config for choice in neighbours if choice.backend == name][:NEIGHBOUR_SEEDS]
+            arms.append(Arm(name, space, default, [*near, *seeds]))
+        return arms, refused
+
+    def _neighbours(self, problem: Problem) -> list[Choice]:
+        """What is served on this device for problems that differ in M alone, nearest M first."""
+        near = self._family(problem)
+        return [choice for m, choice in sorted(near, key=lambda one: max(one[0], problem.m) / min(one[0], problem.m))]
+
+    def _family(self, problem: Problem) -> list[tuple[int, Choice]]:
+        """(M, what is served) of the problem's family. Read from the store once, then kept up with by this job."""
+        if self._families is None:
+            self._families = {}
+            wanted = WinnerFilter(device_fingerprint=self._context.device.fingerprint)
+            for winner in _all(lambda after: self._store.winners(wanted, limit=1000, after=after)):
+                self._family(winner.problem).append((winner.problem.m, winner.choice))
+        return self._families.setdefault(replace(problem, m=1), [])
+
+    def _earlier_trials(self, run_id: str, problem: Problem) -> list[Trial]:
+        """Every committed trial of this problem in this run, in order."""
+        wanted = TrialFilter(run_id=run_id, problem_key=problem.key)
+        return list(_all(lambda after: self._store.trials(wanted, limit=1000, after=after)))
+
+
+def _all(page_after: Callable[[int], Page[T]]) -> Iterator[T]:
+    """Every item of a listing, page by page."""
+    after: int | None = 0
+    while after is not None:
+        page = page_after(after)
+        yield from page.items
+        after = page.next_after

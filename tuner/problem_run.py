@@ -1,0 +1,164 @@
+"""One problem of a run: its trials from the first default to the finals."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from ..db.records import NewTrial, Origin, Trial, TrialStatus
+from ..kernels.backend import Space
+from ..kernels.problem import Problem
+from .context import JobContext
+from .events import FinalsStarted, TrialDone
+from .executor import Candidate, Evaluation
+from .search import Proposal, Search, candidate_key
+from .select import Searched, Selection, finalists, select
+from .writer import TrialWriter
+
+
+class ProblemRun:
+    """Proposes, evaluates, stores and tells, until the budget or the candidates are out.
+
+    Args:
+        context: of the job.
+        run_id: the run. position: of the problem in it. problem: what is computed.
+        search: proposes candidates.
+        writer: where trials go.
+        earlier: committed trials of this problem in this run, in order (resume); the search learns from them.
+    """
+
+    def __init__(
+        self,
+        context: JobContext,
+        run_id: str,
+        position: int,
+        problem: Problem,
+        search: Search,
+        writer: TrialWriter,
+        earlier: Sequence[Trial],
+    ) -> None:
+        self._context = context
+        self._run_id = run_id
+        self._position = position
+        self._problem = problem
+        self._search = search
+        self._writer = writer
+        self._searched: list[Searched] = []
+        self._numbers: dict[str, int] = {}
+        self._next_number = 1 + max((trial.number for trial in earlier), default=-1)
+        self._n_search = 0
+        self._spent_s = 0.0
+        for trial in earlier:
+            if trial.origin is not Origin.FINAL and trial.config:
+                self._learn(Candidate(trial.backend, trial.config), trial.time_us, trial.origin)
+                self._spent_s += trial.wall_s
+
+    @property
+    def n_trials(self) -> int:
+        """Trials of this problem in this run so far, those before a resume included."""
+        return self._next_number
+
+    def number_of(self, candidate: Candidate) -> int:
+        """The number of the last trial of a candidate."""
+        return self._numbers[candidate_key(candidate)]
+
+    def refuse(self, backend: str, reason: str) -> None:
+        """Remember that a backend cannot run the problem."""
+        refused = Evaluation(TrialStatus.UNSUPPORTED, None, reason, None, 0.0)
+        self._store(Candidate(backend, {}), Origin.DEFAULT, refused)
+
+    def search(self) -> None:
+        """Try candidates until the trials, the seconds or the candidates are out, or a stop is requested."""
+        settings = self._context.settings
+        started = time.monotonic()
+        while not self._context.stop.requested:
+            left_s = settings.budget_s - self._spent_s - (time.monotonic() - started)
+            left = settings.trials - self._n_search
+            # Defaults are always tried: too small a budget must not lose what the user has today.
+            if not self._search.defaults_left and (left_s <= 0 or left <= 0):
+                return
+            proposal = self._search.propose(trials_left=max(1, left))
+            if proposal is None:
+                return
+            self._try(proposal, left_s)
+
+    def finals(self, spaces: Mapping[str, Space]) -> Selection | None:
+        """Re-measure the finalists interleaved with the defaults and pick what is served.
+
+        Args:
+            spaces: each backend's space, for the tie rule.
+
+        Returns:
+            None if no config runs.
+        """
+        settings = self._context.settings
+        entrants = finalists(self._searched)
+        if not entrants:
+            return None
+        self._context.tell(FinalsStarted(self._position, len(entrants)))
+        evaluations = self._context.executor.rounds(
+            [entrant.candidate for entrant in entrants],
+            n_rounds=settings.finals_rounds,
+            budget_s=settings.finals_s,
+            seed=settings.seed,
+        )
+        for entrant, evaluation in zip(entrants, evaluations, strict=True):
+            self._store(entrant.candidate, Origin.FINAL, evaluation)
+        return select(entrants, evaluations, spaces)
+
+    def _try(self, proposal: Proposal, left_s: float) -> None:
+        evaluation = self._context.executor.evaluate(
+            proposal.candidate, self._context.settings.effort, best_us=self._best_us(defaults_only=False)
+        )
+        time_us = evaluation.timing.time_us if evaluation.timing else None
+        number = self._store(proposal.candidate, proposal.origin, evaluation)
+        self._learn(proposal.candidate, time_us, proposal.origin)
+        self._context.tell(
+            TrialDone(
+                position=self._position,
+                number=number,
+                candidate=proposal.candidate,
+                status=evaluation.status,
+                time_us=time_us,
+                best_us=self._best_us(defaults_only=False),
+                default_us=self._best_us(defaults_only=True),
+                error=evaluation.error.split("\n", 1)[0],
+                seconds_left=max(0.0, left_s - evaluation.wall_s),
+            )
+        )
+
+    def _learn(self, candidate: Candidate, time_us: float | None, origin: Origin) -> None:
+        self._n_search += 1
+        self._search.tell(candidate, time_us)
+        if time_us is not None:
+            self._searched.append(Searched(candidate, time_us, is_default=origin is Origin.DEFAULT))
+
+    def _best_us(self, *, defaults_only: bool) -> float | None:
+        return min((s.time_us for s in self._searched if s.is_default or not defaults_only), default=None)
+
+    def _store(self, candidate: Candidate, origin: Origin, evaluation: Evaluation) -> int:
+        number, self._next_number = self._next_number, self._next_number + 1
+        self._numbers[candidate_key(candidate)] = number
+        self._writer.add(
+            NewTrial(
+                run_id=self._run_id,
+                problem=self._problem,
+                environment=self._context.environment,
+                number=number,
+                backend=candidate.backend,
+                config=candidate.config,
+                origin=origin,
+                status=evaluation.status,
+                timing=evaluation.timing,
+                error=evaluation.error,
+                rel_error=evaluation.rel_error,
+                seed=self._context.settings.seed,
+                optimizer=self._search.optimizer,
+                optimizer_version=self._search.optimizer_version,
+                started_at=datetime.now(UTC) - timedelta(seconds=evaluation.wall_s),
+                wall_s=evaluation.wall_s,
+                policy=self._context.executor.policy,
+            )
+        )
+        return number
