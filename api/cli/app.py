@@ -1,0 +1,110 @@
+"""The Typer application, and the one place where errors become sentences and exit codes.
+
+Nothing here, nor in a command's module, imports torch, fastapi, sqlalchemy, alembic or optuna at module level:
+`fp4tune --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from ...kernels.errors import Fp4tuneError
+from . import best, db, doctor, inspect, runs, serve, tune
+
+EXIT_UNEXPECTED = 70
+"""An error that is a bug of fp4tune (sysexits.h EX_SOFTWARE)."""
+
+app = typer.Typer(
+    name="fp4tune",
+    help="Finds, proves and remembers the fastest way to run every NVFP4 GEMM of a model on the card at hand.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(value: bool) -> None:  # noqa: FBT001 - the signature that Typer calls
+    if value:
+        from importlib import metadata
+
+        typer.echo(metadata.version("fp4tune"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True, callback=_print_version),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+) -> None:
+    """Options before the command."""
+
+
+app.command("inspect")(inspect.inspect)
+app.command("tune")(tune.tune)
+app.command("best")(best.best)
+app.command("serve")(serve.serve)
+app.command("runs")(runs.runs)
+app.command("doctor")(doctor.doctor)
+app.add_typer(db.app, name="db")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code.
+
+    Args:
+        arguments: instead of sys.argv[1:].
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    code = run(arguments)
+    # A reader that went away (`fp4tune runs | head`) must not turn into a traceback at interpreter exit.
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line; the exit code.
+
+    Errors end in one sentence on standard error, or a traceback with --debug.
+    """
+    debug = "--debug" in arguments
+    # Typer 0.20 and later carry their own click, so the classes are found through what Typer exports.
+    click_exception: type[Any] = typer.BadParameter.__bases__[0].__bases__[0]
+    try:
+        result = app(args=[a for a in arguments if a != "--debug"], prog_name="fp4tune", standalone_mode=False)
+    except typer.Exit as done:
+        return done.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        return tune.EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return 0
+    except click_exception as error:
+        _say(f"{error.format_message()} Try `fp4tune --help`.")
+        return int(error.exit_code)
+    except Fp4tuneError as error:
+        if debug:
+            raise
+        _say(str(error))
+        return error.exit_code
+    except Exception as error:
+        if debug:
+            raise
+        _say(f"Unexpected {type(error).__name__}: {error}. This is a bug; run again with --debug to see where.")
+        return EXIT_UNEXPECTED
+    return result if isinstance(result, int) else 0
+
+
+def _say(sentence: str) -> None:
+    """One line on standard error, whatever the text holds: newlines, control characters, lone surrogates."""
+    printable = "".join(c if c.isprintable() else " " for c in sentence)
+    typer.echo(f"fp4tune: {printable}", err=True)

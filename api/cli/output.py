@@ -1,0 +1,80 @@
+"""How results are printed: one JSON document, or tables for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+Cell = str | int | float | None
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on the stream as it is now, so that redirections made later count.
+
+    Not a terminal: 200 columns, so that tables in files and pipes are not folded.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else 200, soft_wrap=False)
+
+
+def plain(value: object) -> Any:
+    """A value as JSON can hold it: dataclasses by field, enums by value, times in ISO 8601."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    return value
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document."""
+    json.dump(plain(value), sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, caption: str = "") -> None:
+    """Print a table. Columns whose cells are all numbers are right-aligned."""
+    table = Table(title=escape(title), caption=escape(caption) or None, box=box.SIMPLE_HEAD, title_justify="left")
+    for i, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[i], int | float | None) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    console().print(table)
+
+
+def print_line(text: str = "") -> None:
+    """Print a line of text."""
+    console().print(escape(text), soft_wrap=True)
+
+
+def _cell(value: Cell) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return escape(str(value))
+
+
+def config_text(config: Mapping[str, object]) -> str:
+    """A config on one line: `block_n=64 threads=2`."""
+    return " ".join(f"{name}={value}" for name, value in sorted(config.items())) or "-"

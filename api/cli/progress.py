@@ -1,0 +1,135 @@
+"""The progress display of `fp4tune tune`: one live line on a terminal, one line a problem elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+
+from ...db.records import RunProblem
+from ...tuner.events import Event, FinalsStarted, ProblemDone, ProblemStarted, RunDone, RunStarted, TrialDone
+
+
+class TuneDisplay:
+    """Shows the events of a job. A context manager.
+
+    Args:
+        console: where to; standard error, so that results on standard output stay clean.
+        trials: most trials a problem.
+        problem_s: seconds a problem may take, finals included, for the time left.
+    """
+
+    def __init__(self, console: Console, *, trials: int, problem_s: float) -> None:
+        self._console = console
+        self._trials = trials
+        self._problem_s = problem_s
+        self._took_s: list[float] = []
+        self._started = time.monotonic()
+        self._n_problems = 0
+        self._n_done = 0
+        self._line = ""
+        self._task: TaskID | None = None
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[state]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> TuneDisplay:  # noqa: PYI034 - not meant to be subclassed
+        """Start the live line."""
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove the live line."""
+        self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        if isinstance(event, RunStarted):
+            self._run_started(event)
+        elif isinstance(event, ProblemStarted):
+            self._problem_started(event)
+        elif isinstance(event, TrialDone):
+            self._trial_done(event)
+        elif isinstance(event, FinalsStarted):
+            self._update(state=f"re-measuring {event.n_finalists} finalists, {self._time_left(0.0)}")
+        elif isinstance(event, ProblemDone):
+            self._problem_done(event)
+        elif isinstance(event, RunDone):
+            self._print(f"run {event.run_id} {event.status.value}: {event.n_trials} trials stored")
+
+    def _run_started(self, event: RunStarted) -> None:
+        device = event.environment.device
+        self._n_problems, self._n_done = event.n_problems, event.n_done
+        done = f", {event.n_done} of them done before" if event.n_done else ""
+        self._print(f"run {event.run_id} on {device.name}: {event.n_problems} problems{done}")
+
+    def _problem_started(self, event: ProblemStarted) -> None:
+        self._started = time.monotonic()
+        for backend, reason in event.refused.items():
+            self._print(f"  {backend}: {reason}")
+        self._line = f"problem {event.position + 1} of {self._n_problems}: {_name(event.item)}"
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        total = self._trials if event.n_listed is None else min(self._trials, max(1, event.n_listed))
+        self._task = self._progress.add_task(
+            escape(self._line), total=total, completed=min(total, event.n_trials), state="making operands"
+        )
+
+    def _trial_done(self, event: TrialDone) -> None:
+        state = "nothing has run yet"
+        if event.best_us is not None:
+            state = f"best {event.best_us:,.1f} µs"
+            if event.default_us is not None:
+                state += f", default {event.default_us:,.1f} µs ({event.default_us / event.best_us:.2f}x)"
+        if event.error:
+            self._print(f"  {event.candidate.backend} {event.status.value}: {event.error}")
+        self._update(advance=1, state=f"trial {event.number + 1}, {state}, {self._time_left(event.seconds_left)}")
+
+    def _problem_done(self, event: ProblemDone) -> None:
+        self._n_done += 1
+        self._took_s.append(time.monotonic() - self._started)
+        head = f"[{event.position + 1}/{self._n_problems}] {_name(event.item)}: "
+        served = event.selection
+        if served is None:
+            self._print(head + event.outcome)
+            return
+        self._print(
+            f"{head}{served.served.backend} {served.served.time_us:,.1f} µs, default {served.default.time_us:,.1f} µs; "
+            f"{event.outcome} ({_left_text(self._rest_s(0.0))})"
+        )
+
+    def _rest_s(self, problem_left_s: float) -> float:
+        """Seconds left of the run: this problem's, and as much for each other as the ones so far took."""
+        typical_s = sum(self._took_s) / len(self._took_s) if self._took_s else self._problem_s
+        others = self._n_problems - self._n_done - (1 if problem_left_s else 0)
+        return problem_left_s + max(0, others) * typical_s
+
+    def _time_left(self, problem_left_s: float) -> str:
+        return _left_text(self._rest_s(problem_left_s))
+
+    def _update(self, *, state: str, advance: int = 0) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, advance=advance, state=escape(state))
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)
+
+
+def _name(item: RunProblem) -> str:
+    return f"{item.role} {item.problem.shape}".strip()
+
+
+def _left_text(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s left" if minutes else f"{rest} s left"

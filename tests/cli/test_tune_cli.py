@@ -1,0 +1,120 @@
+"""`fp4tune tune` and what reads its results, in this process, on the CPU, on small shapes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fp4tune.api.cli.app import run
+from fp4tune.db.records import Miss, RunStatus, TrialFilter
+from fp4tune.db.store import Store
+from fp4tune.kernels.problem import parse_shape
+
+QUICK = ["--trials", "4", "--budget-s", "2", "--device", "cpu"]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    return str(tmp_path / "t.db")
+
+
+def tuned(database: str, *shapes: str) -> None:
+    arguments = [word for shape in shapes for word in ("--shape", shape)]
+    assert run(["tune", *arguments, *QUICK, "--db", database]) == 0
+
+
+def test_shapes_in_winners_out(database: str, capsys: pytest.CaptureFixture[str]):
+    shapes = ["--shape", "3x64x128", "--shape", "e4k2:3x32x64"]
+    assert run(["tune", *shapes, *QUICK, "--db", database, "--json"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert result["run"]["status"] == "finished"
+    assert {w["problem"]["n"] for w in result["winners"]} == {64, 32}
+    for winner in result["winners"]:
+        assert winner["choice"]["time_us"] > 0
+        assert winner["default"]["backend"] == "cpu.dequant"
+    assert "2 problems" in captured.err
+    assert "[2/2]" in captured.err
+
+
+def test_the_same_shape_twice_is_one_problem(database: str, capsys: pytest.CaptureFixture[str]):
+    assert run(["tune", "--shape", "3x64x128", "--shape", "3x64x128", *QUICK, "--db", database, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"]["n_problems"] == 1
+
+
+def test_best_tells_what_was_found(database: str, capsys: pytest.CaptureFixture[str]):
+    tuned(database, "3x64x128")
+    capsys.readouterr()
+    assert run(["best", "--shape", "3x64x128", "--db", database, "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert answer["match"] == "exact"
+    assert answer["backend"] == "cpu.dequant"
+    assert run(["best", "--shape", "3x64x128", "--db", database]) == 0
+    assert "cpu.dequant" in capsys.readouterr().out
+
+
+def test_best_says_what_is_nearest_when_there_is_nothing(database: str, capsys: pytest.CaptureFixture[str]):
+    tuned(database, "3x64x128")
+    capsys.readouterr()
+    assert run(["best", "--shape", "3x64x256", "--db", database]) == 3
+    captured = capsys.readouterr()
+    assert "3x64x128" in captured.out + captured.err
+
+
+def test_runs_lists_it(database: str, capsys: pytest.CaptureFixture[str]):
+    tuned(database, "3x64x128")
+    capsys.readouterr()
+    assert run(["runs", "--db", database]) == 0
+    assert "finished" in capsys.readouterr().out
+    assert run(["runs", "--db", database, "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert listed["n_done"] == 1
+
+
+def test_misses_are_worked_off_by_demand(database: str, capsys: pytest.CaptureFixture[str]):
+    tuned(database, "3x64x128")
+    with Store.open(database) as store:
+        (device, seen_at) = store.devices()[0]
+        (environment,) = store.environments()
+        fingerprints = (device.fingerprint, environment.environment.fingerprint)
+        wanted = [parse_shape("2x32x64"), parse_shape("5x48x64")]
+        store.add_misses([Miss(p, *fingerprints, i + 1, seen_at, seen_at) for i, p in enumerate(wanted)])
+        store.add_misses([Miss(parse_shape("7x16x16"), "0" * 16, "", 9, seen_at, seen_at)])
+    capsys.readouterr()
+    assert run(["tune", "--from-misses", *QUICK, "--db", database, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [(p["item"]["problem"]["m"]) for p in result["problems"]] == [5, 2], "most wanted first, own device only"
+    with Store.open(database) as store:
+        assert [miss.problem.m for miss in store.misses()] == [7], "the other device's demand stays"
+    assert run(["tune", "--from-misses", *QUICK, "--db", database]) == 2
+
+
+def test_resume_last_without_anything_to_resume(database: str, capsys: pytest.CaptureFixture[str]):
+    tuned(database, "3x64x128")
+    assert run(["tune", "--resume", "last", "--db", database]) == 3
+    assert "no unfinished run" in capsys.readouterr().err
+
+
+def test_resume_takes_the_settings_of_the_run(database: str, capsys: pytest.CaptureFixture[str]):
+    tuned(database, "3x64x128")
+    with Store.open(database) as store:
+        (finished,) = store.runs()
+        store.finish_run(finished.id, RunStatus.INTERRUPTED)
+    capsys.readouterr()
+    assert run(["tune", "--resume", finished.id[:10], "--device", "cpu", "--db", database, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["run"]["settings"]["trials"] == 4
+    with Store.open(database) as store:
+        assert len(store.trials(TrialFilter(run_id=finished.id), limit=100).items) == result["run"]["n_trials"]
+
+
+def test_a_preset_by_name_at_tp8(database: str, capsys: pytest.CaptureFixture[str]):
+    arguments = ["tune", "qwen3.5-397b-a17b-nvfp4", "--tp", "8", "--tokens", "1", "--phase", "decode"]
+    narrowed = ["--role", "moe.w2", "--trials", "2", "--budget-s", "1", "--device", "cpu"]
+    assert run([*arguments, *narrowed, "--db", database, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    (winner,) = result["winners"]
+    assert (winner["problem"]["n"], winner["problem"]["k"], winner["problem"]["experts"]) == (4096, 128, 512)
+    assert result["problems"][0]["item"]["role"] == "moe.w2"
+    assert result["problems"][0]["item"]["layers"] == 60
