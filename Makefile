@@ -1,0 +1,80 @@
+# make demo   set everything up and run the main job end to end
+# make test   set everything up and run the tests
+#
+# PYTHON       the Python to build .venv with (3.11 or newer)
+# TORCH_INDEX  an extra package index to take PyTorch from, for machines without a GPU whose own index
+#              offers only the CUDA build (PyTorch publishes one for CPU builds)
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+TYPING := .make/typing
+# The FastAPI that vllm==0.33.0 resolves to: the HTTP tests run on it, too.
+SERVED_FASTAPI := 0.136.3
+SERVED_VENV := .venv-fastapi-$(SERVED_FASTAPI)
+
+.PHONY: setup demo test test-served-fastapi test-network test-slow test-gpu lint format types check clean
+
+setup: $(VENV)/.ready
+
+# A serving image brings its own torch: then the venv sees it, and nothing of it is installed again.
+# Without a GPU the pinned release is asked for first; an index that does not have it still gives a usable torch.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "fp4tune needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Say make PYTHON=python3.x"; exit 1; }
+	@if $(PYTHON) -c 'import torch' 2>/dev/null; \
+		then $(PYTHON) -m venv --system-site-packages $(VENV); \
+		else $(PYTHON) -m venv $(VENV); fi
+	@if $(BIN)/python -c 'import torch' 2>/dev/null; then echo "torch: the one that is here already"; \
+		elif [ -e /dev/nvidiactl ]; then $(BIN)/pip install -q torch $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)); \
+		else $(BIN)/pip install -q -c constraints.txt torch $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)); fi
+	@$(BIN)/pip install -q -e '.[dev,postgres]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/python tools/demo.py
+
+test: setup
+	$(BIN)/python -m pytest -m "not gpu and not network" $(PYTEST_ARGS)
+
+test-network: setup
+	$(BIN)/python -m pytest -m network $(PYTEST_ARGS)
+
+test-slow: setup
+	$(BIN)/python -m pytest -m "not gpu and not network" --slow $(PYTEST_ARGS)
+
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+$(SERVED_VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(SERVED_VENV)
+	$(SERVED_VENV)/bin/pip install -q -e '.[dev,postgres]' fastapi==$(SERVED_FASTAPI)
+	@touch $@
+
+test-served-fastapi: $(SERVED_VENV)/.ready
+	$(SERVED_VENV)/bin/python -c 'import fastapi; assert fastapi.__version__ == "$(SERVED_FASTAPI)", fastapi.__version__'
+	$(SERVED_VENV)/bin/python -m pytest tests/api -m "not gpu and not network" $(PYTEST_ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The folders under the name that users import them by, so that relative imports across rooms resolve.
+$(TYPING)/fp4tune:
+	@mkdir -p $@
+	@for room in kernels db tuner api; do ln -sfn ../../../$$room $@/$$room; done
+
+types: setup $(TYPING)/fp4tune
+	MYPYPATH=$(TYPING) $(BIN)/mypy -p fp4tune
+	@tools/check_types_look.sh $(BIN)/mypy $(TYPING)
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV) $(SERVED_VENV) .make build *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache

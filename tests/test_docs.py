@@ -1,0 +1,115 @@
+"""Documentation that cannot rot: every command, option, setting and exit code is documented, every README command runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from fp4tune.api.cli.app import EXIT_UNEXPECTED, app
+from fp4tune.api.cli.tune import EXIT_INTERRUPTED
+from fp4tune.api.settings import Settings
+from fp4tune.kernels import errors
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:
+    """Each command's name as typed, and the long names of its options."""
+    nested = getattr(command, "commands", None)
+    options = [name for p in command.params for name in getattr(p, "opts", []) if name.startswith("--")]
+    yield " ".join(("fp4tune", *path)), options
+    for name, child in (nested or {}).items():
+        yield from commands(child, (*path, name))
+
+
+ALL = list(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize(("name", "options"), ALL, ids=[name for name, _ in ALL])
+def test_every_command_and_option_is_documented(name: str, options: list[str]):
+    section = CLI
+    if name not in ("fp4tune", "fp4tune db"):
+        assert name in CLI
+        start = CLI.index(f"## `{' '.join(name.split()[:2])}")
+        end = CLI.find("\n## ", start + 1)
+        section = CLI[start : end if end > 0 else None]
+    shared = ("--db", "--json", "--help")
+    for option in options:
+        assert option in (CLI if option in shared else section), f"{name} {option}"
+
+
+def test_the_documents_name_no_option_that_is_not_there():
+    known = {option for _, options in ALL for option in options}
+    # Options of other programs that the documents quote.
+    known |= {"--speculative-draft-model-quantization", "--system-site-packages", "--strict", "--slow"}
+    for path in DOCS:
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", path.read_text(encoding="utf-8")):
+            if "benchmarks/" not in path.read_text(encoding="utf-8") or option in known:
+                assert option in known, f"{path.relative_to(ROOT)} names {option}"
+
+
+def test_every_exit_code_is_documented():
+    codes = {0, EXIT_UNEXPECTED, EXIT_INTERRUPTED}
+    codes |= {e.exit_code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, Exception)}
+    table = CLI[CLI.index("## Exit codes") : CLI.index("## Shapes")]
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == codes
+
+
+def test_every_setting_is_documented():
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    for name in Settings.model_fields:
+        assert f"FP4TUNE_{name.upper()}" in text, name
+
+
+def test_links_inside_the_repository_lead_somewhere():
+    for path in DOCS:
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (path.parent / target).exists(), f"{path.relative_to(ROOT)} links to {target}"
+
+
+def test_nothing_of_a_developers_machine_is_in_the_tree():
+    """Paths of the machine it was written on, and the hosts of package registries."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    names = listed.stdout.splitlines() if listed.returncode == 0 else [str(p.relative_to(ROOT)) for p in DOCS]
+    forbidden = re.compile(r"/(?:work|opt)/(?:main|shared|wheels|pypi)|/root/\.|/home/\w|files\.pythonhosted|pypi\.org")
+    for name in names:
+        path = ROOT / name
+        if path == Path(__file__) or path.suffix in (".db", ".gz") or not path.is_file():
+            continue
+        found = forbidden.search(path.read_text(encoding="utf-8", errors="replace"))
+        assert found is None, f"{name}: {found}"
+
+
+def shell_blocks(text: str) -> list[str]:
+    return re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_every_readme_command_runs(tmp_path: Path):
+    """All `sh` blocks of the README as one script, as a user would type them, except make's own two."""
+    blocks = [block for block in shell_blocks(README) if not block.startswith("make ")]
+    assert blocks
+    script = "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null' EXIT\n" + "\n".join(blocks)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment.pop("FP4TUNE_DB", None)
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '"match":"exact"' in done.stdout.replace(" ", "")
+
+
+def test_the_readme_says_how_to_set_up():
+    text = "\n".join(shell_blocks(README))
+    assert "make demo" in text
+    assert "make test" in text
