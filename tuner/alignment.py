@@ -41,8 +41,8 @@ def alignment_error(role: Role, shape: RankShape, plan: Plan, backend_path: str)
 
 
 def alignment_notes(role: Role, shape: RankShape) -> list[str]:
-    """Paddings that the shape costs, for people."""
-    if not role.format.is_nvfp4:
+    """Paddings that the shape costs, for people: those of W4A4 kernels, because W4A16 kernels repack the weights."""
+    if role.format is not WeightFormat.NVFP4:
         return []
     notes = []
     dense = not role.experts

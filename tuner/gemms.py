@@ -96,12 +96,13 @@ def _gemm(role: Role, inspection: Inspection, plan: Plan, backend_path: str) -> 
         shape = shard_role(role, inspection.model, plan)
         error = alignment_error(role, shape, plan, backend_path)
     except Misfit as misfit:
-        shape, error = RankShape(0, 0, 0, ()), f"TP {plan.tp} does not fit: {misfit}"
+        at = f"TP {plan.tp} does not fit: " if role.n and role.k else ""
+        shape, error = RankShape(0, 0, 0, ()), f"{at}{misfit}"
     if not error and (max(shape.n, shape.k) > MAX_DIM or role.experts > MAX_EXPERTS):
         error = f"its size of {shape.n}x{shape.k} with {role.experts} experts is beyond what any kernel takes."
     if not error and role.experts and not role.top_k:
         error = "config.json does not say how many experts a token goes to (num_experts_per_tok)."
-    notes = [*shape.notes, *_role_notes(role, inspection)]
+    notes = [*shape.notes, *_role_notes(role, inspection, plan.tp)]
     if shape.n:
         notes += alignment_notes(role, shape)
     return Gemm(
@@ -110,7 +111,7 @@ def _gemm(role: Role, inspection: Inspection, plan: Plan, backend_path: str) -> 
     )  # fmt: skip
 
 
-def _role_notes(role: Role, inspection: Inspection) -> list[str]:
+def _role_notes(role: Role, inspection: Inspection, tp: int) -> list[str]:
     notes = []
     if role.role == "mla.kv_b":
         notes.append("absorbed into batched products at decode; a GEMM in prefill only")
@@ -120,8 +121,8 @@ def _role_notes(role: Role, inspection: Inspection) -> list[str]:
         notes.append("block-diagonal: one product per output group")
     if role.role == "lm_head" and inspection.model.tied:
         notes.append("tied to the embedding")
-    if role.role == "mtp.fc":
-        notes.append("vLLM splits N and gathers; SGLang replicates")
+    if role.role == "mtp.fc" and tp > 1:
+        notes.append("vLLM splits N and gathers")
     if role.format.is_nvfp4 and role.experts and not role.mtp:
         notes += _shared_fusion(role, inspection)
     return notes

@@ -89,6 +89,10 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     found_mtp = len({g.layer for g in groups if g.mtp and g.layer >= 0}) or int(any(g.mtp for g in groups))
     expected = expected_modules(model, naming, mtp_layers=model.mtp.layers or found_mtp)
     declarer = Declarer(quant, model)
+    if not groups and model.unknown_mixers:
+        kinds = ", ".join(model.unknown_mixers)
+        message = f"config.json lists layers of a type that is not known here ({kinds}): their mixers are left out."
+        warnings.append(Warn("layer-type-unknown", message))
     if groups:
         linears = from_groups(groups, expected, declarer, warnings, rename=_MLA_PARTS if model.attention.is_mla else {})
         linears += _unseen(checkpoint, linears, expected, declarer, warnings)
@@ -131,6 +135,7 @@ def _unseen(
         replace(entry, layers=tuple(layers))
         for entry in expected
         if (layers := [i for i in entry.layers if (entry.part.partition(".")[0], entry.mtp, i) not in seen])
+        and entry.is_sized
         and not entry.mtp
         and not (entry.part == "lm_head" and declarer.tied)
     ]
@@ -197,11 +202,13 @@ def _difference(key: tuple[str, WeightFormat, bool, WeightFormat], members: list
     more = f" and {len(members) - 1} more" if len(members) > 1 else ""
     if excluded:
         message = (
-            f"excluded ({members[0].declared.rule}) but stored {stored.value}: {name}{more}. Excluded does not mean "
+            f"{members[0].declared.rule} but stored {stored.value}: {name}{more}. Excluded does not mean "
             "BF16; an engine that builds an unquantised layer has no parameter for its scales."
         )
         return Warn("excluded-but-quantised", message, names)
-    message = f"declared {declared.value} ({members[0].declared.rule}), stored {stored.value}: {name}{more}."
+    literal = members[0].declared.format is not declared  # taken for something else, so its rule is about that
+    rule = "by the lists as written" if literal else members[0].declared.rule
+    message = f"declared {declared.value} ({rule}), stored {stored.value}: {name}{more}."
     if declared.is_nvfp4 and stored.is_unquantised:
         message += " An engine that follows the lists builds an NVFP4 layer and fails, or misreads, its shape."
         return Warn("declared-nvfp4-stored-plain", message, names)

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from ...kernels.errors import UnsupportedError
 from .options import Ep, Json, Tokens, Tp, token_counts
-from .output import Cell, print_json, print_line, print_table
+from .output import Cell, console, print_json, print_table
 
 if TYPE_CHECKING:
     from ...tuner.gemms import Gemm
     from ...tuner.inspection.gemm_roles import Role
+    from ...tuner.inspection.mtp import MtpReport
     from ...tuner.inspector import Inspection
     from ...tuner.workload import Workload
+
+
+MAX_LINES = 40
+"""Most warnings, and most errors, that are printed for people."""
+
+_M_IS = {
+    "decode": "batch",
+    "verify": "batch x draft tokens",
+    "draft_extend": "batch x draft tokens, MTP layers",
+    "draft_decode": "batch, MTP layers",
+    "prefill": "chunk of prompts",
+}
+"""What M counts in a phase, in short."""
 
 
 def inspect(
@@ -44,49 +60,86 @@ def inspect(
         refusal = str(error)
     if as_json:
         gemms = [gemm_report(gemm) for gemm in table.gemms]
-        report = {**inspection_report(inspection), "tp": tp, "ep": ep, "gemms": gemms, "problems": []}
+        errors = [{"role": gemm.role, "mtp": gemm.mtp, "message": gemm.error} for gemm in table.errors]
+        report = {**inspection_report(inspection), "tp": tp, "ep": ep, "gemms": gemms, "problems": [], "errors": errors}
         if workload is not None:
             report |= workload_report(workload)  # its gemms are the same, and its warnings hold the inspection's
         print_json({**report, "refusal": refusal})
         return
     _print_head(inspection)
+    _print_roles(inspection.roles)
+    _say(inspection.mtp.line)
+    _print_mtp_tensors(inspection.mtp)
+    _say()
     print_table(
-        "Modules by role",
-        ("role", "layers", "N", "K", "experts", "declared", "stored", "verdict"),
-        [_role_row(role) for role in inspection.roles],
-    )
-    print_line(inspection.mtp.line)
-    print_table(
-        f"GEMMs per rank at TP{tp} EP{ep}",
+        f"GEMMs per rank at TP {tp}, EP {ep}",
         ("role", "N", "K", "experts", "format", "layers", "notes"),
         [_gemm_row(gemm) for gemm in table.gemms],
     )
     if workload is not None:
         _print_problems(workload)
-    for warning in workload.warnings if workload else inspection.warnings:
-        print_line(f"warning ({warning.code}): {warning.message}")
-    for gemm in table.errors:
-        print_line(f"error: {_name(gemm.role, mtp=gemm.mtp)} cannot run: {gemm.error}")
+    warnings = workload.warnings if workload else inspection.warnings
+    for warning in warnings[:MAX_LINES]:
+        _say(f"warning ({warning.code}): {warning.message}")
+    for gemm in table.errors[:MAX_LINES]:
+        _say(f"error: {_name(gemm.role, mtp=gemm.mtp)} cannot run: {gemm.error}")
+    hidden = len(warnings[MAX_LINES:]) + len(table.errors[MAX_LINES:])
+    if hidden:
+        _say(f"and {hidden} warnings and errors more; --json prints all of them")
     if refusal:
-        print_line(f"refused for tuning: {refusal}")
+        _say(f"refused for tuning: {refusal}")
+
+
+def _say(text: str = "") -> None:
+    """Print a sentence: broken between words on a terminal, on one line for everybody else."""
+    out = console()
+    out.print(escape(text), soft_wrap=not out.is_terminal)
 
 
 def _print_head(inspection: Inspection) -> None:
     quant = inspection.quant
-    print_line(f"{inspection.name}: {inspection.model.architecture or inspection.model.model_type}")
+    _say(
+        f"{inspection.name}: {inspection.model.architecture or inspection.model.model_type or 'no architecture named'}"
+    )
     if quant.sources:
         by = f", by {quant.producer}" if quant.producer else ""
-        print_line(f"quantisation: {quant.method} {quant.algo}{by}, from {' and '.join(quant.sources)}")
+        _say(f"quantisation: {f'{quant.method} {quant.algo}'.strip()}{by}, from {' and '.join(quant.sources)}")
     else:
-        print_line("quantisation: none is declared")
-    print_line(
+        _say("quantisation: none is declared")
+    _say(
         {
             "headers": f"verdicts are what is stored: {inspection.tensors:,} tensors in {inspection.shards} files",
             "index": "verdicts rest on the index's names alone (no tensor headers here): less sure than stored ones",
             "config": "verdicts are what is declared, not what is stored: there are no tensor headers here",
         }[inspection.evidence]
     )
-    print_line()
+    _say()
+
+
+def _print_roles(roles: Sequence[Role]) -> None:
+    """The modules; what a verdict rests on has a column only if it is not the same for all."""
+    mixed = len({role.verdict for role in roles}) > 1
+    columns = ("role", "layers", "N", "K", "experts", "declared", "stored")
+    rows = [_role_row(role) + ([role.verdict] if mixed else []) for role in roles]
+    print_table("Modules by role, whole model", (*columns, "verdict") if mixed else columns, rows)
+
+
+def _print_mtp_tensors(mtp: MtpReport) -> None:
+    """Where the MTP tensors are and what they are made of, if anybody looked or published."""
+    parts = []
+    if mtp.dtypes:
+        parts.append(", ".join(f"{count} {dtype}" for dtype, count in mtp.dtypes))
+    if mtp.fused is not None:
+        parts.append("experts stacked in 3-D tensors" if mtp.fused else "experts not stacked")
+    if mtp.files:
+        more = f" and {len(mtp.files) - 3} files more" if len(mtp.files) > 3 else ""
+        parts.append("in " + ", ".join(file for file, _ in mtp.files[:3]) + more)
+    if mtp.unindexed is not None and mtp.files:
+        parts.append(f"{mtp.unindexed} not in the index" if mtp.unindexed else "all in the index")
+    if parts:
+        _say(f"MTP tensors: {'; '.join(parts)}.")
+    elif mtp.count is not None and mtp.count_source:
+        _say(f"MTP tensors: none is here to be counted; source of the count: {mtp.count_source}")
 
 
 def _name(role: str, *, mtp: bool) -> str:
@@ -96,30 +149,37 @@ def _name(role: str, *, mtp: bool) -> str:
 def _role_row(role: Role) -> list[Cell]:
     experts = f"{role.experts} top {role.top_k}" if role.experts else "-"
     name = _name(role.role, mtp=role.mtp)
-    return [name, len(role.layers), role.n, role.k, experts, role.declared_text, role.stored_text, role.verdict]
+    return [name, len(role.layers), role.n or None, role.k or None, experts, role.declared_text, role.stored_text]
 
 
 def _gemm_row(gemm: Gemm) -> list[Cell]:
+    notes = ("cannot run, see below",) if gemm.error else gemm.notes
     return [
         _name(gemm.role, mtp=gemm.mtp),
-        gemm.n,
-        gemm.k,
+        gemm.n or None,
+        gemm.k or None,
         f"{gemm.experts} of {gemm.experts_total} top {gemm.top_k}" if gemm.experts else "-",
         gemm.format.value,
         gemm.layers,
-        "; ".join(gemm.notes) or "-",
+        "; ".join(notes) or "-",
     ]
 
 
 def _print_problems(workload: Workload) -> None:
     """How many problems there are to tune, and at which M, by phase."""
-    by_format = Counter(item.problem.format.value for item in workload.items)
-    counted = ", ".join(f"{count} {name}" for name, count in sorted(by_format.items())) or "none"
-    print_line(f"problems (one per GEMM and M): {counted}; `fp4tune tune` takes the BF16 ones with --bf16 only")
+    count = Counter(item.problem.format.value for item in workload.items)
+    plain = count.pop("bf16", 0)
+    counted = ", ".join(f"{n} {name}" for name, n in sorted(count.items())) or "none"
+    bf16 = f"; {plain} bf16 more with `fp4tune tune --bf16`" if plain else ""
+    _say(f"Problems to tune, one per GEMM and M: {counted}{bf16}.")
     tokens: dict[str, set[int]] = {}
+    formats: dict[str, set[str]] = {}
     for item in workload.items:
         for phase in item.phases:
             tokens.setdefault(phase, set()).add(item.problem.m)
-    for phase, counts in tokens.items():
-        print_line(f"  M in {phase}: {', '.join(str(m) for m in sorted(counts))}")
-    print_line()
+            formats.setdefault(phase, set()).add(item.problem.format.value)
+    rows: list[list[Cell]] = [
+        [phase, _M_IS[phase], " ".join(str(m) for m in sorted(counts)), ", ".join(sorted(formats[phase], reverse=True))]
+        for phase, counts in tokens.items()
+    ]
+    print_table("Tokens M of a step, by phase", ("phase", "M is", "values", "GEMMs"), rows)

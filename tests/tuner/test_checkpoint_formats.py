@@ -58,6 +58,8 @@ def test_stacked_experts():
         ({"weight": ("U8", (64, 64))}, "no scale"),
         ({"weight_packed": ("U8", (64, 64)), "weight_scale": SCALE}, "no weight_global_scale"),
         ({"weight_packed": ("BF16", (64, 64)), "weight_scale": SCALE, "weight_global_scale": F32}, "weight_packed is"),
+        ({"weight_packed": ("I32", (64, 16)), "weight_scale": ("U8", (64, 4))}, "weight_packed is"),
+        ({"weight_packed": ("U8", (64, 64)), "weight_scale": ("U8", (64, 8))}, "neither NVFP4 nor MXFP4"),
         ({"weight": ("U8", (64, 64)), "weight_scale": ("BF16", (64, 8)), "weight_scale_2": F32}, "needs F8_E4M3"),
         ({"weight": ("U8", (64, 60)), "weight_scale": ("F8_E4M3", (64, 7)), "weight_scale_2": F32}, "should be"),
         ({"weight": ("U8", (64, 64)), "weight_scale": ("F8_E4M3", (128, 8)), "weight_scale_2": F32}, "should be"),
@@ -108,6 +110,13 @@ def test_mxfp4_of_deepseek_v4():
     # 3072 x 7168 experts as I8 [3072, 3584] with one E8M0 scale per 32: [3072, 224]
     found = verdict(weight=("I8", (3072, 3584)), scale=("F8_E8M0", (3072, 224)))
     assert (found.format, found.n, found.k) == (WeightFormat.MXFP4, 3072, 7168)
+
+
+@pytest.mark.parametrize("scale", ["U8", "F8_E8M0"])
+def test_mxfp4_of_compressed_tensors(scale):
+    """mxfp4-pack-quantized: the names of NVFP4, but no weight_global_scale and one E8M0 scale per 32."""
+    found = verdict(weight_packed=("U8", (64, 64)), weight_scale=(scale, (64, 4)))
+    assert (found.format, found.n, found.k) == (WeightFormat.MXFP4, 64, 128)
 
 
 def test_mxfp4_of_gpt_oss():

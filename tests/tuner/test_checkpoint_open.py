@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -247,7 +248,7 @@ def test_path_that_leaves_no_room_for_a_file_name(tmp_path, monkeypatch):
     path = str(tmp_path)
     while len(path) < 4086:
         part = "d" * min(200, 4086 - len(path) - 1)
-        os.mkdir(part)
+        Path(part).mkdir()
         os.chdir(part)
         path += f"/{part}"
     with pytest.raises(InvalidInputError, match="cannot be read: File name too long"):
@@ -255,16 +256,18 @@ def test_path_that_leaves_no_room_for_a_file_name(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_directory_of_somebody_else(directory):
-    os.chmod(directory, 0o700)
-    for parent in (directory.parent, directory.parent.parent):
-        os.chmod(parent, 0o755)
-    os.seteuid(65534)
-    try:
-        with pytest.raises(InvalidInputError, match="cannot be read: Permission denied"):
-            open_checkpoint(str(directory))
-    finally:
-        os.seteuid(0)
+@pytest.mark.parametrize(("closed", "mode"), [("", 0o700), ("config.json", 0o600), ("model.safetensors", 0o600)])
+def test_checkpoint_of_somebody_else(closed, mode):
+    with tempfile.TemporaryDirectory() as name:  # tmp_path is below a directory that others cannot enter
+        directory = write_checkpoint(Path(name), CONFIG, {"model.safetensors": bf16("lm_head", 8, 64)}, index=False)
+        directory.chmod(0o755)
+        (directory / closed).chmod(mode)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(InvalidInputError, match="cannot be read: Permission denied"):
+                open_checkpoint(name)
+        finally:
+            os.seteuid(0)
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch], ids=["directory", "file"])

@@ -20,6 +20,7 @@ from fp4tune.kernels.errors import Fp4tuneError, InvalidInputError, UnsupportedE
 from fp4tune.tuner import presets
 from fp4tune.tuner.checkpoint import Checkpoint, open_checkpoint
 from fp4tune.tuner.gemms import derive_gemms
+from fp4tune.tuner.inspection import list_checks
 from fp4tune.tuner.inspection.formats import WeightFormat
 from fp4tune.tuner.inspection.shards import ShardSet
 from fp4tune.tuner.inspector import inspect_checkpoint
@@ -325,6 +326,15 @@ def test_pattern_that_matches_too_many_layers(tmp_path):
     assert sum(len(r.layers) for r in found.roles if r.role == "mlp.down" and r.format.value == "bf16") == 1 + 10 + 1
 
 
+@pytest.mark.parametrize(("pairs", "reported"), [(5_000_000, 3), (10, 1)])
+def test_wildcards_are_not_checked_for_idleness_if_that_would_take_minutes(tmp_path, monkeypatch, pairs, reported):
+    monkeypatch.setattr(list_checks, "_MAX_PAIRS", pairs)
+    exclude = ["lm_head", "nobody.a*", "*.nobody", "nobody"]
+    found = dense(tmp_path, dense_layer(0), dense_layer(1), quant_method="modelopt", quant_algo="NVFP4", ignore=exclude)
+    [message] = [w.message for w in found.warnings if w.code == "pattern-matches-nothing"]
+    assert message.startswith(f"{reported} entries")
+
+
 def test_entry_that_vllm_matches_as_a_substring(tmp_path):
     quant = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["model.layers.1"]}
     path = write_checkpoint(tmp_path, {**DENSE, "num_hidden_layers": 12, "quantization_config": quant}, {}, index=False)
@@ -448,12 +458,58 @@ def test_bad_size(tmp_path, key, value):
         ({"num_hidden_layers": 10_001}, "num_hidden_layers should be an integer from 0 to 10000"),
         ({"num_experts": 65_537}, "num_experts should be an integer from 0 to 65536"),
         ({"mtp_layers_block_type": {}}, "mtp_layers_block_type should be a list"),
+        ({"moe_layer_freq": [1]}, "2 layers and 1 entries in moe_layer_freq"),
+        ({"moe_layer_freq": True}, "moe_layer_freq should be an integer"),
     ],
 )
 def test_config_of_the_wrong_form(tmp_path, changes, sentence):
     path = write_checkpoint(tmp_path, {**SPARSE, "quantization_config": NVFP4, **changes}, {}, index=False)
     with pytest.raises(InvalidInputError, match=sentence):
         inspect_checkpoint(open_checkpoint(str(path)))
+
+
+def test_moe_layer_freq_may_be_one_flag_a_layer(tmp_path):
+    config = {**SPARSE, "intermediate_size": 96, "moe_layer_freq": [0, 1], "quantization_config": NVFP4}
+    found = roles(inspect_checkpoint(open_checkpoint(str(write_checkpoint(tmp_path, config, {}, index=False)))))
+    assert (found["mlp.down"].layers, found["moe.w2"].layers) == ((0,), (1,))
+
+
+@pytest.mark.parametrize(
+    ("absent", "lacking"),
+    [
+        ("num_attention_heads", {"attn.qkv", "attn.o"}),
+        ("intermediate_size", {"mlp.gate_up", "mlp.down"}),
+    ],
+)
+def test_gemm_whose_size_config_does_not_tell_is_an_error_and_not_left_out(tmp_path, absent, lacking):
+    config = {k: v for k, v in DENSE.items() if k not in {absent, "num_key_value_heads", "head_dim"}}
+    path = write_checkpoint(tmp_path, {**config, "quantization_config": NVFP4}, {}, index=False)
+    found = inspect_checkpoint(open_checkpoint(str(path)))
+    errors = {gemm.role: gemm.error for gemm in derive_gemms(found).errors}
+    assert errors == dict.fromkeys(lacking, "its shape is known neither from headers nor from config.json.")
+    assert lacking.isdisjoint(item.role for item in derive(found, include_bf16=True).items)
+
+
+def test_sizes_that_config_does_not_tell_are_no_mismatch_with_headers(tmp_path):
+    config = {k: v for k, v in DENSE.items() if k != "intermediate_size"}
+    found = inspect_files(tmp_path, config, merged(dense_layer(0), dense_layer(1), bf16("lm_head", 128, 64)))
+    assert codes(found).isdisjoint({"shape-mismatch", "modules-missing"})
+    assert (roles(found)["mlp.down"].n, roles(found)["mlp.down"].k) == (64, 96)
+
+
+def test_layer_type_that_is_not_known_is_left_out_and_said(tmp_path):
+    config = {**DENSE, "layer_types": ["conv", "compressed_sparse_attention"], "quantization_config": NVFP4}
+    found = inspect_checkpoint(open_checkpoint(str(write_checkpoint(tmp_path, config, {}, index=False))))
+    [message] = [w.message for w in found.warnings if w.code == "layer-type-unknown"]
+    assert "(conv)" in message
+    assert roles(found)["attn.qkv"].layers == (1,)
+    stored = inspect_files(tmp_path, config, merged(dense_layer(0), dense_layer(1), bf16("lm_head", 128, 64)))
+    assert "layer-type-unknown" not in codes(stored)
+
+
+def test_layer_that_no_model_has(tmp_path):
+    with pytest.raises(InvalidInputError, match="stands in layer 30000; at most 10000"):
+        dense(tmp_path, dense_layer(0), dense_layer(30_000))
 
 
 def test_largest_accepted_model_is_inspected_in_bounded_work(tmp_path):

@@ -91,7 +91,7 @@ def test_01_vllm_38832_mtp_fc_is_bf16_and_on_no_list(tmp_path):
     layer = qwen35_moe_layer("model.language_model.layers.0.", QWEN, attention="full", expert="nvfp4")
     found = inspect_files(tmp_path, config, layer | qwen35_mtp(QWEN, expert="bf16"))
     [message] = messages(found, "declared-nvfp4-stored-plain")
-    assert message.startswith("declared nvfp4")
+    assert message.startswith("declared nvfp4 (by the lists as written), ")
     assert "stored bf16: mtp.fc." in message
     assert formats(found, mtp=True)["mtp.fc"] == "bf16"
 
@@ -210,7 +210,7 @@ def test_10_vllm_45132_lm_head_is_excluded_and_has_scales(tmp_path):
     }  # fmt: skip
     found = inspect_files(tmp_path, config, nvfp4("lm_head", 128, 64))
     [message] = messages(found, "excluded-but-quantised")
-    assert message.startswith("excluded (excluded by 'lm_head') but stored nvfp4: lm_head.")
+    assert message.startswith("excluded by 'lm_head' but stored nvfp4: lm_head.")
     assert formats(found)["lm_head"] == "nvfp4"
 
 

@@ -213,7 +213,10 @@ def test_experts_of_unequal_tensors_are_summed(tmp_path):
 
 def test_preset_without_a_published_count_expects_one():
     line = inspect_checkpoint(open_checkpoint("nvidia/Qwen3.5-122B-A10B-NVFP4")).mtp.line
-    assert "MTP (unchecked): 1 layer, expected 785 = 256·3 + 17 tensors, BF16 (declared)." in line
+    assert (
+        "MTP (unchecked, its weights are not here): 1 layer, expected 785 = 256·3 + 17 tensors, BF16 (declared)."
+        in line
+    )
 
 
 def test_line_of_a_model_without_mtp():
@@ -252,6 +255,12 @@ def test_unindexed_branch_is_counted_and_reported_apart(tmp_path):
     mtp = inspect_checkpoint(open_checkpoint(str(tmp_path))).mtp
     assert (mtp.status, mtp.count, mtp.unindexed) == ("present", 29, 29)
     assert mtp.files == (("mtp.safetensors", 29),)
+
+
+def test_without_an_index_nothing_is_missing_from_it(tmp_path):
+    text = text_config(num_experts=4)
+    assert inspect_mtp(tmp_path / "a", text, qwen35_mtp(text, expert="bf16")).mtp.unindexed == 0
+    assert inspect_mtp(tmp_path / "b", text, qwen35_mtp(text, expert="bf16"), index=False).mtp.unindexed is None
 
 
 def test_layer_beyond_the_decoder_is_mtp_only_in_its_own_stack(tmp_path):

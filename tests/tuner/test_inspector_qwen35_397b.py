@@ -104,7 +104,7 @@ def test_preset_mtp_is_declared_bf16_with_the_published_count(preset):
     assert not mtp.has_nvfp4
     assert mtp.dtypes == ()
     assert mtp.files == ()
-    assert "1553 = 512·3 + 17 tensors (declared, not read)" in mtp.line
+    assert "1553 = 512·3 + 17 tensors (published, not read)" in mtp.line
     assert "BF16 (declared)" in mtp.line
     assert "stored" not in mtp.line
     assert "No NVFP4 GEMM in the MTP branch" in mtp.line

@@ -206,6 +206,12 @@ def test_padding_of_a_dense_role_is_noted(tmp_path):
     assert any("swizzled scales cover K = 1920" in note for note in row.notes)
 
 
+def test_paddings_of_w4a4_kernels_are_not_those_of_w4a16(inspections):
+    lightning = inspections["NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4"]
+    assert {row.notes for row in rows(lightning, tp=4).values() if row.format.value == "nvfp4_w4a16"} == {()}
+    assert "multiple of 16" in rows(lightning, tp=8)["moe.w2"].error
+
+
 def test_unknown_top_k_is_an_error_of_its_role(tmp_path):
     found = inspect_config(tmp_path, num_experts=8, moe_intermediate_size=1024)
     assert "num_experts_per_tok" in rows(found)["moe.w13"].error

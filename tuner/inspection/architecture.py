@@ -72,7 +72,7 @@ class Expected:
     Attributes:
         template: its name, with `{layer}` and `{expert}`.
         part: what it is (see roles.PARTS).
-        n, k: output and input features.
+        n, k: output and input features; 0 if config.json does not tell.
         layers: indexes of the layers that have it; (-1,) for one outside of them.
         experts: how many there are a layer; 0 for a plain linear.
         mtp: True if it belongs to the MTP branch.
@@ -85,6 +85,11 @@ class Expected:
     layers: tuple[int, ...]
     experts: int = 0
     mtp: bool = False
+
+    @property
+    def is_sized(self) -> bool:
+        """False if config.json lacks a size that N or K needs; then one of them is 0."""
+        return self.n > 0 and self.k > 0
 
     def name(self, layer: int, expert: int = 0) -> str:
         """The module's name in the checkpoint."""
@@ -145,8 +150,7 @@ class _Builder:
     _found: dict[tuple[str, str, int, int, int, bool], list[int]] = field(default_factory=dict)
 
     def add(self, template: str, part: str, n: int, k: int, layer: int, experts: int = 0) -> None:
-        if n > 0 and k > 0:
-            self._found.setdefault((template, part, n, k, experts, self.mtp), []).append(layer)
+        self._found.setdefault((template, part, n, k, experts, self.mtp), []).append(layer)
 
     def modules(self) -> list[Expected]:
         return [

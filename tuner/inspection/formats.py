@@ -60,6 +60,10 @@ SUFFIXES = (
 )  # fmt: skip
 """Last parts of tensor names that belong to a linear module."""
 
+_PACKED = frozenset({"U8", "I8", "F4"})
+"""Dtypes of packed FP4. DeepSeek-V4 stores its MXFP4 as I8."""
+_E8M0 = frozenset({"U8", "F8_E8M0"})
+"""Dtypes of E8M0 scales: their own, and the bytes that libraries without it write."""
 _BLOCK_SCALE = ("weight_scale", "scale", "scales")
 
 
@@ -91,6 +95,9 @@ def stored_verdict(tensors: Mapping[str, TensorInfo]) -> Stored:
         tensors: suffix (see SUFFIXES) -> dtype and shape.
     """
     if "weight_packed" in tensors:
+        scale = tensors.get("weight_scale")
+        if scale is not None and scale.dtype in _E8M0 and "weight_global_scale" not in tensors:
+            return _packed_mxfp4(tensors, "weight_packed")
         return _packed_fp4(tensors, "weight_packed", "weight_global_scale", "input_global_scale", "compressed-tensors")
     if "blocks" in tensors:
         return _mx_blocks(tensors)
@@ -99,9 +106,9 @@ def stored_verdict(tensors: Mapping[str, TensorInfo]) -> Stored:
         return Stored(WeightFormat.UNKNOWN, reason=f"there is no weight among its tensors ({_listed(tensors)})")
     if len(weight.shape) not in {2, 3}:
         return Stored(WeightFormat.UNKNOWN, reason=f"its weight has the shape {list(weight.shape)}")
-    if weight.dtype in {"U8", "I8", "F4"}:
+    if weight.dtype in _PACKED:
         modelopt = "weight_scale_2" in tensors
-        return _packed_fp4(tensors, *_MODELOPT) if modelopt else _packed_mxfp4(tensors)
+        return _packed_fp4(tensors, *_MODELOPT) if modelopt else _packed_mxfp4(tensors, "weight")
     return _fp8(tensors) if weight.dtype == "F8_E4M3" else _plain(tensors)
 
 
@@ -140,7 +147,7 @@ def _packed_fp4(
     tensors: Mapping[str, TensorInfo], weight_key: str, tensor_scale: str, input_scale: str, flavour: str
 ) -> Stored:
     weight, scale = tensors[weight_key], tensors.get("weight_scale")
-    if weight.dtype not in {"U8", "I8", "F4"} or len(weight.shape) not in {2, 3}:
+    if weight.dtype not in _PACKED or len(weight.shape) not in {2, 3}:
         return Stored(WeightFormat.UNKNOWN, reason=f"its {weight_key} is {weight.dtype} {list(weight.shape)}")
     n, k, stack = _fp4_dims(weight)
     missing = [name for name in ("weight_scale", tensor_scale) if name not in tensors]
@@ -160,11 +167,13 @@ def _packed_fp4(
     return Stored(wanted, n, k, stack, flavour)
 
 
-def _packed_mxfp4(tensors: Mapping[str, TensorInfo]) -> Stored:
-    weight = tensors["weight"]
+def _packed_mxfp4(tensors: Mapping[str, TensorInfo], weight_key: str) -> Stored:
+    weight = tensors[weight_key]
+    if weight.dtype not in _PACKED or len(weight.shape) not in {2, 3}:
+        return Stored(WeightFormat.UNKNOWN, reason=f"its {weight_key} is {weight.dtype} {list(weight.shape)}")
     n, k, stack = _fp4_dims(weight)
     scale = next((tensors[s] for s in _BLOCK_SCALE if s in tensors), None)
-    if scale is not None and scale.dtype in {"U8", "F8_E8M0"} and scale.shape and k == MX_GROUP * scale.shape[-1]:
+    if scale is not None and scale.dtype in _E8M0 and scale.shape and k == MX_GROUP * scale.shape[-1]:
         return Stored(WeightFormat.MXFP4, n, k, stack)
     has = "no scale" if scale is None else f"a scale of {scale.dtype} {list(scale.shape)} and no weight_scale_2"
     reason = f"its weight is {weight.dtype} with {has}, which is neither NVFP4 nor MXFP4"
@@ -189,7 +198,7 @@ def _fp8(tensors: Mapping[str, TensorInfo]) -> Stored:
     scale = next((tensors[s] for s in _BLOCK_SCALE if s in tensors), None)
     if scale is None:
         return Stored(WeightFormat.UNKNOWN, n, k, stack, reason="its weight is F8_E4M3 without a scale")
-    if scale.dtype in {"U8", "F8_E8M0"} and scale.shape[:-1] == tensors["weight"].shape[:-1]:
+    if scale.dtype in _E8M0 and scale.shape[:-1] == tensors["weight"].shape[:-1]:
         return Stored(WeightFormat.MXFP8, n, k, stack)
     blocks = len(scale.shape) >= 2 and scale.shape[-1] > 1
     return Stored(WeightFormat.FP8_BLOCK if blocks else WeightFormat.FP8, n, k, stack)

@@ -135,7 +135,7 @@ def from_groups(
         warnings: where to put what does not fit.
         rename: parts that are called otherwise in this kind of model.
     """
-    shapes = {(e.part, e.mtp, layer): e for e in expected for layer in e.layers}
+    shapes = {(e.part, e.mtp, layer): e for e in expected if e.is_sized for layer in e.layers}
     linears = [_stored_linear(group, rename, declarer, warnings) for group in groups if group.kind.part]
     checked = []
     mismatched: dict[str, list[str]] = {}

@@ -205,6 +205,7 @@ class ModelConfig:
         architecture: first entry of `architectures`. model_type: of the text model.
         hidden, vocab: sizes. tied: the LM head shares the embedding.
         layers: one entry a decoder layer.
+        unknown_mixers: entries of layer_types that are not known; such layers have no mixer here.
         attention, recurrent, ffn, mtp: sizes.
     """
 
@@ -214,6 +215,7 @@ class ModelConfig:
     vocab: int
     tied: bool
     layers: tuple[Layer, ...]
+    unknown_mixers: tuple[str, ...]
     attention: Attention
     recurrent: Recurrent
     ffn: FeedForward
@@ -245,6 +247,7 @@ def read_model_config(config: Mapping[str, Any]) -> ModelConfig:
         vocab=reader.size("vocab_size"),
         tied=reader.flag("tie_word_embeddings"),
         layers=_layers(reader, count, blocks, ffn),
+        unknown_mixers=tuple(sorted({clean(str(t), 40) for t in reader.items("layer_types") if not _mixer(t)}))[:8],
         attention=_attention(reader, hidden),
         recurrent=_recurrent(reader),
         ffn=ffn,
@@ -343,11 +346,16 @@ def _mixers(reader: Reader, count: int) -> list[str]:
     if types:
         if len(types) != count:
             raise InvalidInputError(f"config.json has {count} layers and {len(types)} layer_types.")
-        return [_MIXERS.get(str(kind), "attention") for kind in types]
+        return [_mixer(kind) for kind in types]
     interval = reader.size("full_attention_interval")
     if interval and reader.size("linear_num_value_heads"):
         return ["attention" if (i + 1) % interval == 0 else "linear" for i in range(count)]
     return ["attention"] * count
+
+
+def _mixer(kind: object) -> str:
+    """The mixer of an entry of layer_types; empty if it is not known. Every kind of attention has the same linears."""
+    return _MIXERS.get(str(kind)) or ("attention" if str(kind).endswith("attention") else "")
 
 
 def _ffns(reader: Reader, count: int, ffn: FeedForward) -> list[str]:
@@ -358,8 +366,13 @@ def _ffns(reader: Reader, count: int, ffn: FeedForward) -> list[str]:
         if len(types) != count:
             raise InvalidInputError(f"config.json has {count} layers and {len(types)} mlp_layer_types.")
         return ["moe" if kind == "sparse" else "dense" for kind in types]
+    if isinstance(reader.value("moe_layer_freq"), list):  # one flag a layer (MiMo-V2), not every n-th layer (DeepSeek)
+        flags = reader.items("moe_layer_freq")
+        if len(flags) != count:
+            raise InvalidInputError(f"config.json has {count} layers and {len(flags)} entries in moe_layer_freq.")
+        return ["moe" if flag else "dense" for flag in flags]
     first_dense = reader.size("first_k_dense_replace")
-    frequency = reader.size("moe_layer_freq") if isinstance(reader.value("moe_layer_freq"), int) else 1
+    frequency = reader.size("moe_layer_freq")
     step = max(1, reader.size("decoder_sparse_step"))
     # Gemma-4's sparse layers have a dense MLP beside the experts.
     sparse = "both" if reader.value("enable_moe_block") else "moe"

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from ...kernels.errors import InvalidInputError
 from .formats import Stored, index_verdict, stored_verdict
+from .model_config import MAX_LAYERS
 from .names import Kind, classify, layer_and_expert, split_tensor, template_of
 from .safetensors_header import TensorInfo
 
@@ -75,6 +77,9 @@ def group_modules(tensors: Tensors, decoder_layers: int) -> list[Group]:
     Args:
         tensors: every tensor.
         decoder_layers: num_hidden_layers; a layer with a higher index is an MTP layer (DeepSeek, GLM).
+
+    Raises:
+        InvalidInputError: a linear stands in a layer that no model has.
     """
     modules: dict[str, dict[str, TensorInfo | None]] = {}
     for name, info in tensors.items():
@@ -146,6 +151,10 @@ def _positions(template: str, indexes: tuple[int, ...]) -> tuple[int, int]:
 
 def _new_group(template: str, layer: int, decoder_layers: int) -> Group:
     kind = classify(template)
+    if kind.part and layer >= 2 * MAX_LAYERS:
+        raise InvalidInputError(
+            f"A tensor of the checkpoint stands in layer {layer}; at most {MAX_LAYERS} are accepted."
+        )
     beyond = layer >= decoder_layers and kind.why != "vision" and not kind.mtp and "layers.#" in template
     evidence = kind.evidence or (f"layer {layer} of {decoder_layers}" if beyond else "")
     return Group(kind, template, layer, kind.mtp or beyond, evidence)

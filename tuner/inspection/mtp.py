@@ -63,7 +63,8 @@ class MtpReport:
         dtypes: (dtype, tensors), most frequent first; empty without headers.
         fused: True if experts are stacked in 3-D tensors; None without experts or without names.
         files: (file, tensors) where they are stored.
-        unindexed: how many are in a file but not in the index; engines that go by the index do not load them.
+        unindexed: how many are in a file but not in the index; engines that go by the index do not load them. None
+            without an index.
         formats: (role, format, verdict) of each GEMM of the branch.
         meaning: what it means for tuning, in a sentence or two.
     """
@@ -79,7 +80,7 @@ class MtpReport:
     dtypes: tuple[tuple[str, int], ...]
     fused: bool | None
     files: tuple[tuple[str, int], ...]
-    unindexed: int
+    unindexed: int | None
     formats: tuple[tuple[str, WeightFormat, str], ...]
     meaning: str
 
@@ -98,7 +99,7 @@ class MtpReport:
             text = self.arithmetic if self.arithmetic.startswith(f"{self.count} ") else str(self.count)
             if self.expected not in {None, self.count}:
                 text += f" of {self.expected} expected"
-            parts.append(f"{text} tensors ({_HOW.get(self.count_source, 'declared, not read')})")
+            parts.append(f"{text} tensors ({_HOW.get(self.count_source, 'published, not read')})")
         elif self.expected:
             parts.append(f"expected {self.arithmetic or self.expected} tensors")
         formats = Counter(fmt for _, fmt, _ in self.formats)
@@ -106,7 +107,8 @@ class MtpReport:
             verdicts = {verdict for _, _, verdict in self.formats}
             names = "+".join(fmt.value.upper() for fmt, _ in formats.most_common())
             parts.append(f"{names} ({'/'.join(sorted(verdicts))})")
-        return f"MTP ({self.status}): {', '.join(parts)}. {self.meaning}"
+        status = "unchecked, its weights are not here" if self.status == "unchecked" else self.status
+        return f"MTP ({status}): {', '.join(parts)}. {self.meaning}"
 
 
 def report(
@@ -146,7 +148,7 @@ def report(
     sizes = _expected_count(model, mine, expected, layers)
     status = _status(declared=model.mtp.layers, count=count)
     arithmetic = _stored_arithmetic(found, len(names)) if found else _expected_arithmetic(model, sizes, layers)
-    unindexed = sum(name not in shards.index for name in names) if shards.index is not None else 0
+    unindexed = sum(name not in shards.index for name in names) if shards.index is not None else None
     if status in {"absent", "none"}:
         formats, arithmetic = (), ""
     result = MtpReport(

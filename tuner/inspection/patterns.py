@@ -148,7 +148,7 @@ def compile_regex(text: str) -> tuple[re.Pattern[str], Cost]:
     cost = cost_of(linear)
     if cost is None:
         raise InvalidInputError(
-            f"The expression 're:{shown}' of the quantisation config has repeats that could match for ever."
+            f"The expression 're:{shown}' of the quantisation config could take for ever to be matched."
         )
     return regex, cost
 

@@ -57,29 +57,39 @@ def cost_of(expression: str) -> Cost | None:
     """The cost of an expression that compiles; None if no bound is known or it is too high."""
     rest = _ATOMIC.sub("", expression)
     tokens = [(match.lastgroup or "", match[0]) for match in _TOKEN.finditer(rest)]
-    hard, decided, ways = 0, 0, 1
-    alternatives = [1]
-    for at, (kind, text) in enumerate(tokens):
-        if kind == "open":
-            alternatives.append(1)
-        elif kind == "bar":
-            alternatives[-1] += 1
-        elif kind == "close" and len(alternatives) > 1:
-            ways *= alternatives.pop()
-        elif kind == "repeat":
-            before = tokens[at - 1][0] if at else ""
-            if before not in {"class", "char", "close"} or (before == "close" and text[0] != "?"):
-                return None
-            if text[0] == "?":
-                ways *= 2
-            elif _is_decided(tokens, at):
-                decided = 1
-            elif not _EXACTLY.match(text):
-                hard += 1
-    ways *= alternatives[0]
-    if hard > MAX_HARD_REPEATS or ways > MAX_WAYS:
+    repeats = [_repeat(tokens, at) for at, (kind, _) in enumerate(tokens) if kind == "repeat"]
+    hard = repeats.count("hard")
+    ways = _alternatives(tokens) * 2 ** repeats.count("optional")
+    if "unbounded" in repeats or hard > MAX_HARD_REPEATS or ways > MAX_WAYS:
         return None
-    return Cost(hard + decided, ways, len(_ATOMIC.findall(expression)))
+    return Cost(hard + ("decided" in repeats), ways, len(_ATOMIC.findall(expression)))
+
+
+def _alternatives(tokens: list[tuple[str, str]]) -> int:
+    """The product of the numbers of alternatives of all groups."""
+    ways = 1
+    open_groups = [1]
+    for kind, _ in tokens:
+        if kind == "open":
+            open_groups.append(1)
+        elif kind == "bar":
+            open_groups[-1] += 1
+        elif kind == "close" and len(open_groups) > 1:
+            ways *= open_groups.pop()
+    return ways * open_groups[0]
+
+
+def _repeat(tokens: list[tuple[str, str]], at: int) -> str:
+    """What the repeat at `at` costs: `exact`, `optional`, `decided`, `hard`, or `unbounded` (of a group)."""
+    text = tokens[at][1]
+    before = tokens[at - 1][0] if at else ""
+    if before not in {"class", "char", "close"} or (before == "close" and text[0] != "?"):
+        return "unbounded"
+    if text[0] == "?":
+        return "optional"
+    if _EXACTLY.match(text):
+        return "exact"
+    return "decided" if _is_decided(tokens, at) else "hard"
 
 
 def _is_decided(tokens: list[tuple[str, str]], at: int) -> bool:

@@ -117,7 +117,8 @@ def _read_index(path: Path) -> dict[str, str] | None:
     files = len(set(weight_map.values()))
     if len(weight_map) > MAX_TENSORS or files > MAX_SHARDS:
         raise InvalidInputError(
-            f"{path} names {len(weight_map)} tensors in {files} files; at most {MAX_TENSORS} in {MAX_SHARDS} are accepted."
+            f"{path} names {len(weight_map)} tensors in {files} files; at most {MAX_TENSORS} in {MAX_SHARDS} are "
+            "accepted."
         )
     return weight_map
 
