@@ -13,14 +13,73 @@ from fp4tune.kernels.operands import Operands
 from fp4tune.kernels.oracle import reference
 from fp4tune.kernels.problem import Op, Problem
 
+GATE_CALLS = 3
+"""Calls before the first one that is timed."""
+
 FAULTS = ("none", "zero_tile", "raises", "refuses", "compiler_raises", "unwritten", "slow")
+
+
+class Unparametrised:
+    """A backend with nothing to tune: its space has one config, which is empty."""
+
+    name = "test.fixed"
+
+    def probe(self, device: Device) -> Availability:
+        return Availability(True)
+
+    def versions(self, device: Device) -> dict[str, str]:
+        return {"torch": torch.__version__, self.name: "1"}
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        return Space(())
+
+    def default(self, problem: Problem, device: Device) -> dict[str, ConfigValue]:
+        return {}
+
+    def seeds(self, problem: Problem, device: Device) -> Sequence[Config]:
+        return []
+
+    def prepare(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], None]:
+        expected = reference(operands).to(operands.out.dtype)
+
+        def run() -> None:
+            operands.out.copy_(expected)
+
+        return run
+
+
+class DiesAfterTheGate(Unparametrised):
+    """Right as often as the gate looks, then it raises."""
+
+    name = "test.dies"
+
+    def prepare(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], None]:
+        right = super().prepare(problem, operands, config)
+        calls = 0
+
+        def run() -> None:
+            nonlocal calls
+            calls += 1
+            if calls > GATE_CALLS:
+                raise RuntimeError("an illegal memory access was encountered")
+            right()
+
+        return run
 
 
 class FaultyBackend:
     """One parameter, `fault`, that says how the config goes wrong; the default does what `default_fault` says."""
 
-    def __init__(self, name: str = "test.faulty", *, default_fault: str = "none", dense_only: bool = False) -> None:
+    def __init__(
+        self,
+        name: str = "test.faulty",
+        *,
+        default_fault: str = "none",
+        dense_only: bool = False,
+        only: tuple[str, ...] = FAULTS,
+    ) -> None:
         self.name = name
+        self._only = only
         self._default_fault = default_fault
         self._dense_only = dense_only
 
@@ -33,7 +92,7 @@ class FaultyBackend:
     def space(self, problem: Problem, device: Device) -> Space:
         if self._dense_only and problem.op is not Op.DENSE:
             raise UnsupportedError("Only dense problems can be run.")
-        return Space((Parameter("fault", FAULTS),))
+        return Space((Parameter("fault", self._only),))
 
     def default(self, problem: Problem, device: Device) -> dict[str, ConfigValue]:
         self.space(problem, device)

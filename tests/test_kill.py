@@ -64,6 +64,9 @@ def kill_and_resume(database: Path, delays_s: list[float]) -> None:
         now = stored(database)
         assert now[: len(kept)] == kept, "a committed trial is lost or changed"
         kept = now
+        with Store.open(database, mode="read") as store:
+            if store.runs()[0].status is RunStatus.FINISHED:  # killed between the end of the run and its own
+                break
     else:
         done = start(database, "tune", "--resume", "last", "--device", "cpu")
         output, _ = done.communicate(timeout=120)

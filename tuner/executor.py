@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..db.records import Timing, TrialStatus
 from ..kernels.backend import Backend, ConfigValue
 from ..kernels.device import Device
-from ..kernels.errors import UnsupportedError
+from ..kernels.errors import OutOfMemoryError, UnsupportedError
 from ..kernels.problem import Problem
 from .measure import Clock, Effort, calls_per_sample, clock_for, measure, timing_of, warm_up
 
@@ -118,8 +118,18 @@ class LocalExecutor:
 
         self.close()
         check_memory(problem, self._device)
-        self._operands = make_operands(problem, self._device, seed)
-        self._expected = reference(self._operands)
+        try:
+            self._operands = make_operands(problem, self._device, seed)
+            self._expected = reference(self._operands)
+        except (MemoryError, RuntimeError) as error:
+            # torch raises a RuntimeError of its own; the device may be shared, so a fitting problem can fail, too.
+            if not isinstance(error, MemoryError) and "out of memory" not in str(error).lower():
+                raise
+            self.close()
+            raise OutOfMemoryError(
+                f"{problem.shape} does not fit into the memory that is free on {self._device.name}: "
+                f"{str(error).splitlines()[0] if str(error) else 'out of memory'}"
+            ) from error
 
     def close(self) -> None:
         """See Executor."""
@@ -179,14 +189,7 @@ class LocalExecutor:
         """See Executor."""
         effort = Effort()
         start = time.monotonic()
-        results: list[Evaluation] = []
-        entrants: list[_Entrant] = []
-        for i, candidate in enumerate(candidates):
-            run, evaluation = self._gate(candidate)
-            results.append(evaluation)
-            if run is not None:
-                call_us = warm_up(self._clock, run, effort, ran_s=evaluation.wall_s)
-                entrants.append(_Entrant(i, run, call_us, []))
+        results, entrants = self._entrants(candidates, effort)
         shuffle = random.Random(seed).shuffle  # noqa: S311 - an order, not a secret
         for done in range(n_rounds):
             if done >= effort.min_samples and time.monotonic() - start > budget_s:
@@ -204,6 +207,21 @@ class LocalExecutor:
             results[entrant.index] = replace(results[entrant.index], timing=timing_of(entrant.samples_us))
         share_s = (time.monotonic() - start) / max(1, len(candidates))
         return [replace(result, wall_s=share_s) for result in results]
+
+    def _entrants(self, candidates: Sequence[Candidate], effort: Effort) -> tuple[list[Evaluation], list[_Entrant]]:
+        """What the gate says of each candidate, and those that passed it, warmed up."""
+        results: list[Evaluation] = []
+        entrants: list[_Entrant] = []
+        for i, candidate in enumerate(candidates):
+            run, evaluation = self._gate(candidate)
+            if run is not None:
+                try:
+                    call_us = warm_up(self._clock, run, effort, ran_s=evaluation.wall_s)
+                    entrants.append(_Entrant(i, run, call_us, []))
+                except Exception as error:  # noqa: BLE001 - recorded; the others go on
+                    evaluation = Evaluation(TrialStatus.CRASHED, None, _text(error), None, 0.0)
+            results.append(evaluation)
+        return results, entrants
 
 
 @dataclass(frozen=True, slots=True)

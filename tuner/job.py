@@ -43,11 +43,13 @@ class JobResult:
 
     Attributes:
         run_id: the run. status: finished or interrupted. n_winners: winners stored by this execution.
+        n_served: problems of this execution for which something is served now, new or from before.
     """
 
     run_id: str
     status: RunStatus
     n_winners: int
+    n_served: int
 
 
 class TuningJob:
@@ -61,6 +63,7 @@ class TuningJob:
     def __init__(self, store: Store, context: JobContext) -> None:
         self._store = store
         self._context = context
+        self._n_served = 0
         self._families: dict[Problem, list[tuple[int, Choice]]] | None = None
 
     def start(
@@ -133,13 +136,14 @@ class TuningJob:
         status = RunStatus.INTERRUPTED if stop.requested else RunStatus.FINISHED
         self._store.finish_run(run_id, status)
         self._context.tell(RunDone(run_id, status, n_winners, self._store.run(run_id).n_trials))
-        return JobResult(run_id, status, n_winners)
+        return JobResult(run_id, status, n_winners, self._n_served)
 
     def _problem(self, run_id: str, position: int, item: RunProblem, writer: TrialWriter) -> int:
         """Tune one problem. Returns how many winners it stored: 1 or 0."""
         problem = item.problem
         earlier = self._earlier_trials(run_id, problem)
-        arms, refused = self._arms(problem)
+        current = self._current(problem)
+        arms, refused = self._arms(problem, current)
         search = Search(arms, seed=self._context.settings.seed)
         names = tuple(arm.backend for arm in arms)
         self._context.tell(ProblemStarted(position, item, names, refused, search.n_listed, len(earlier)))
@@ -148,17 +152,13 @@ class TuningJob:
         for backend, reason in refused.items():
             if backend not in known:
                 run.refuse(backend, reason)
-        selection: Selection | None = None
-        outcome = "no backend can run it"
-        if arms:
-            try:
-                self._context.executor.open(problem, self._context.settings.seed)
-            except (OutOfMemoryError, UnsupportedError) as error:
-                outcome = str(error)
-            else:
-                run.search()
-                selection = run.finals({arm.backend: arm.space for arm in arms})
-                outcome = selection.sentence if selection else "no config passed the correctness gate"
+        selection, outcome = self._tune(run, search, arms)
+        if selection is not None and current is not None and search.musts_left:
+            # Stopped before what is served now had its turn: what was found has not been compared with it.
+            selection, outcome = None, "what was served before is kept"
+        elif selection is not None and current is not None and _is_better_outside(current, names, selection):
+            kept = f"{current.backend} is served, which took {current.time_us:,.1f} µs, and is not in this race"
+            selection, outcome = None, f"{kept}; the best here took {selection.served.time_us:,.1f} µs"
         writer.flush()
         if selection is not None:
             self._store.add_winner(self._winner(run_id, problem, selection, run))
@@ -169,7 +169,22 @@ class TuningJob:
         else:
             self._store.finish_problem(run_id, position, outcome)
         self._context.tell(ProblemDone(position, item, selection, outcome))
+        self._n_served += selection is not None or current is not None
         return int(selection is not None)
+
+    def _tune(self, run: ProblemRun, search: Search, arms: Sequence[Arm]) -> tuple[Selection | None, str]:
+        """Search and finals. What is selected, if anything, and one sentence about it."""
+        if not arms:
+            return None, "no backend can run it"
+        try:
+            self._context.executor.open(run.problem, self._context.settings.seed)
+        except (OutOfMemoryError, UnsupportedError) as error:
+            return None, str(error)
+        run.search()
+        selection = run.finals({arm.backend: arm.space for arm in arms})
+        if selection is not None:
+            return selection, selection.sentence
+        return None, "nothing was tried" if search.musts_left else "no config passed the correctness gate"
 
     def _winner(self, run_id: str, problem: Problem, selection: Selection, run: ProblemRun) -> NewWinner:
         served = selection.served
@@ -187,7 +202,13 @@ class TuningJob:
             policy=self._context.executor.policy,
         )
 
-    def _arms(self, problem: Problem) -> tuple[list[Arm], dict[str, str]]:
+    def _current(self, problem: Problem) -> Choice | None:
+        """What is served for this problem in this environment now."""
+        here = WinnerFilter(problem_key=problem.key, environment_fingerprint=self._context.environment.fingerprint)
+        winners = self._store.winners(here, limit=1).items
+        return winners[0].choice if winners else None
+
+    def _arms(self, problem: Problem, current: Choice | None) -> tuple[list[Arm], dict[str, str]]:
         """The backends that can run the problem, and why the others cannot."""
         arms: list[Arm] = []
         refused: dict[str, str] = {}
@@ -201,7 +222,8 @@ class TuningJob:
                 refused[name] = str(error)
                 continue
             near = [choice.config for choice in neighbours if choice.backend == name][:NEIGHBOUR_SEEDS]
-            arms.append(Arm(name, space, default, [*near, *seeds]))
+            served = current.config if current is not None and current.backend == name else None
+            arms.append(Arm(name, space, default, [*near, *seeds], served))
         return arms, refused
 
     def _neighbours(self, problem: Problem) -> list[Choice]:
@@ -222,6 +244,15 @@ class TuningJob:
         """Every committed trial of this problem in this run, in order."""
         wanted = TrialFilter(run_id=run_id, problem_key=problem.key)
         return list(_all(lambda after: self._store.trials(wanted, limit=1000, after=after)))
+
+
+def _is_better_outside(current: Choice, names: Sequence[str], selection: Selection) -> bool:
+    """True if what is served now belongs to a backend that is not in the race and was no slower than its best.
+
+    Such a race must not replace it by something slower. The two were not measured in the same rounds; that is the best
+    that can be known without that backend.
+    """
+    return current.backend not in names and current.time_us <= selection.served.time_us
 
 
 def _all(page_after: Callable[[int], Page[T]]) -> Iterator[T]:

@@ -19,6 +19,11 @@ so clock error stays far under 0.1 %; shorter calls are repeated inside one samp
 HOPELESS_SAMPLES = 2
 """Samples that are looked at before a config is given up: one alone may have met a hiccup of the machine."""
 
+SLOW_SAMPLES = 3
+SLOW_PATIENCE = 3
+"""A config so slow that its budget has been overrun three times over makes do with three samples, whose interval is
+their range; if it matters, the finals measure it again, at least six times."""
+
 
 @dataclass(frozen=True, slots=True)
 class Effort:
@@ -26,7 +31,7 @@ class Effort:
 
     Attributes:
         warmup_s: run this long before the first sample, at least once.
-        min_samples: never fewer.
+        min_samples: never fewer, unless it gives up (hopeless, or slow beyond patience).
         max_samples: never more.
         target_half_width: stop once the interval's half-width relative to the median is below this.
         budget_s: stop after this long, samples permitting.
@@ -141,11 +146,12 @@ def measure(
         n = len(samples)
         if HOPELESS_SAMPLES <= n <= effort.min_samples and min(samples) > hopeless_us:
             break
-        if n < effort.min_samples:
+        now = time.monotonic()
+        if n < effort.min_samples and not (n >= SLOW_SAMPLES and now >= deadline + SLOW_PATIENCE * effort.budget_s):
             continue
         # The interval costs O(n log n), so it is looked at only now and then.
         tight = n % effort.min_samples == 0 and median_interval(samples).half_width < effort.target_half_width
-        if tight or n >= effort.max_samples or time.monotonic() >= deadline:
+        if tight or n >= effort.max_samples or now >= deadline:
             break
     return timing_of(samples)
 

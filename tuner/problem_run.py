@@ -26,6 +26,9 @@ class ProblemRun:
         search: proposes candidates.
         writer: where trials go.
         earlier: committed trials of this problem in this run, in order (resume); the search learns from them.
+
+    Attributes:
+        problem: as above.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class ProblemRun:
         self._context = context
         self._run_id = run_id
         self._position = position
-        self._problem = problem
+        self.problem = problem
         self._search = search
         self._writer = writer
         self._searched: list[Searched] = []
@@ -50,7 +53,8 @@ class ProblemRun:
         self._n_search = 0
         self._spent_s = 0.0
         for trial in earlier:
-            if trial.origin is not Origin.FINAL and trial.config:
+            # A refused problem is stored without a config; a backend without parameters has an empty one that ran.
+            if trial.origin is not Origin.FINAL and (trial.config or trial.status is not TrialStatus.UNSUPPORTED):
                 self._learn(Candidate(trial.backend, trial.config), trial.time_us, trial.origin)
                 self._spent_s += trial.wall_s
 
@@ -75,8 +79,8 @@ class ProblemRun:
         while not self._context.stop.requested:
             left_s = settings.budget_s - self._spent_s - (time.monotonic() - started)
             left = settings.trials - self._n_search
-            # Defaults are always tried: too small a budget must not lose what the user has today.
-            if not self._search.defaults_left and (left_s <= 0 or left <= 0):
+            # Always tried, however small the budget: what the user has today must not be lost.
+            if not self._search.musts_left and (left_s <= 0 or left <= 0):
                 return
             proposal = self._search.propose(trials_left=max(1, left))
             if proposal is None:
@@ -93,7 +97,9 @@ class ProblemRun:
             None if no config runs.
         """
         settings = self._context.settings
-        entrants = finalists(self._searched)
+        # Six rounds are the fewest; with calls that take seconds they may take four times the budget, and no more.
+        round_s = 4 * settings.finals_s / settings.effort.min_samples
+        entrants = finalists(self._searched, round_s=round_s)
         if not entrants:
             return None
         self._context.tell(FinalsStarted(self._position, len(entrants)))
@@ -143,7 +149,7 @@ class ProblemRun:
         self._writer.add(
             NewTrial(
                 run_id=self._run_id,
-                problem=self._problem,
+                problem=self.problem,
                 environment=self._context.environment,
                 number=number,
                 backend=candidate.backend,

@@ -25,6 +25,10 @@ ENUMERATE_UP_TO = 4096
 MAX_ASKS = 12
 """Free asks of the sampler for one trial before the filter picks a point itself."""
 
+LONG_SEARCH = 64
+"""From this many trials on fewer asks are free, in inverse proportion, but never fewer than two: an ask takes time in
+proportion to the trials so far (10 ms at 260), and a sampler that has settled proposes little that is new."""
+
 STARTUP_TRIALS = 8
 """Random trials of the sampler before its model is used, defaults and seeds included."""
 
@@ -43,12 +47,14 @@ class Arm:
 
     Attributes:
         backend: backend name. space: its space. default: its default config. seeds: configs worth trying first.
+        served: the config that is served now for this very problem and environment, if it is one of this backend.
     """
 
     backend: str
     space: Space
     default: Mapping[str, ConfigValue]
     seeds: Sequence[Mapping[str, ConfigValue]] = ()
+    served: Mapping[str, ConfigValue] | None = None
 
 
 def candidate_key(candidate: Candidate) -> str:
@@ -71,7 +77,8 @@ class Search:
         self._seen: dict[str, float | None] = {}
         self._best: tuple[float, Candidate] | None = None
         self._random = random.Random(seed)  # noqa: S311 - a search, not a secret
-        self._first = self._first_candidates()
+        self._musts = self._must_candidates()
+        self._first = self._musts + self._seed_candidates()
         total = sum(arm.space.size for arm in arms)
         self._listed = list(self._every_candidate()) if total <= ENUMERATE_UP_TO else None
         self._optuna = optuna
@@ -94,11 +101,9 @@ class Search:
         return None if self._listed is None else len(self._listed)
 
     @property
-    def defaults_left(self) -> bool:
-        """True while a backend's default has not been tried."""
-        return any(
-            origin is Origin.DEFAULT and candidate_key(candidate) not in self._seen for candidate, origin in self._first
-        )
+    def musts_left(self) -> bool:
+        """True while a default, or what is served now, has not been tried."""
+        return any(candidate_key(candidate) not in self._seen for candidate, _ in self._musts)
 
     def propose(self, *, trials_left: int) -> Proposal | None:
         """The next candidate, or None when every candidate was tried.
@@ -116,7 +121,7 @@ class Search:
                 return None
             if len(untried) <= trials_left:
                 return Proposal(self._random.choice(untried), Origin.ENUMERATED)
-        for _ in range(MAX_ASKS):
+        for _ in range(max(2, MAX_ASKS * LONG_SEARCH // max(LONG_SEARCH, len(self._seen)))):
             candidate, trial = self._ask()
             if candidate.config in self._arms[candidate.backend].space and candidate_key(candidate) not in self._seen:
                 self._asked[candidate_key(candidate)] = trial
@@ -143,15 +148,19 @@ class Search:
             if candidate.config in arm.space:  # a config of an older version of the backend teaches nothing
                 self._study.add_trial(self._frozen(arm, candidate, time_us))
 
-    def _first_candidates(self) -> list[tuple[Candidate, Origin]]:
-        defaults = [(Candidate(arm.backend, arm.default), Origin.DEFAULT) for arm in self._arms.values()]
-        seeds = [
+    def _must_candidates(self) -> list[tuple[Candidate, Origin]]:
+        arms = self._arms.values()
+        defaults = [(Candidate(arm.backend, arm.default), Origin.DEFAULT) for arm in arms]
+        served = [(arm.backend, arm.served) for arm in arms if arm.served is not None and arm.served in arm.space]
+        return defaults + [(Candidate(backend, config), Origin.SEED) for backend, config in served]
+
+    def _seed_candidates(self) -> list[tuple[Candidate, Origin]]:
+        return [
             (Candidate(arm.backend, config), Origin.SEED)
             for arm in self._arms.values()
             for config in arm.seeds
             if config in arm.space
         ]
-        return defaults + seeds
 
     def _every_candidate(self) -> Iterator[Candidate]:
         for arm in self._arms.values():

@@ -47,7 +47,8 @@ class Selection:
     """What is served and why.
 
     Attributes:
-        served: what is served. default: the fastest default, measured in the same rounds.
+        served: what is served.
+        default: the fastest default, measured in the same rounds; what is served if no default runs.
         tie_set: what cannot be told apart from the fastest, the served one included.
         is_default: True if the default is served. sentence: the reason, for people.
     """
@@ -59,16 +60,27 @@ class Selection:
     sentence: str
 
 
-def finalists(searched: Sequence[Searched]) -> list[Searched]:
-    """The defaults that ran, then the best others, fastest first; no candidate twice."""
+def finalists(searched: Sequence[Searched], *, round_s: float) -> list[Searched]:
+    """The defaults that ran, then the best others, fastest first; no candidate twice.
+
+    Args:
+        searched: what passed the gate in the search.
+        round_s: seconds that one round may take: one config enters beside the defaults even if it is slower, and at
+            most MAX_FINALISTS do.
+    """
     defaults = [s for s in searched if s.is_default]
     best_us = min((s.time_us for s in searched), default=0.0)
     others = sorted(
         (s for s in searched if not s.is_default and s.time_us <= FINALIST_FACTOR * best_us),
         key=lambda s: s.time_us,
     )
-    picked: dict[str, Searched] = {}
-    for entry in defaults + others[:MAX_FINALISTS]:
+    picked = {candidate_key(entry.candidate): entry for entry in reversed(defaults)}
+    n_defaults = len(picked)
+    left_us = round_s * 1e6 - sum(entry.time_us for entry in picked.values())
+    for entry in others[:MAX_FINALISTS]:
+        left_us -= entry.time_us
+        if left_us < 0 and len(picked) > n_defaults:
+            break
         picked.setdefault(candidate_key(entry.candidate), entry)
     return list(picked.values())
 
@@ -95,38 +107,43 @@ def select(
         return None
     defaults = [key for key, (f, _) in ran.items() if f.is_default]
     fastest = min(ran, key=lambda key: ran[key][1].time_us)
-    # Without a default that runs (every backend's default failed the gate) the fastest itself is the bar.
-    bar = min(defaults, key=lambda key: ran[key][1].time_us) if defaults else fastest
-    ties = [key for key in ran if key == fastest or not _slower(ran[key][1], ran[fastest][1])]
+    ties = [key for key in ran if key == fastest or not _beats(ran[fastest][1], ran[key][1])]
+    ties.sort(key=lambda key: _tie_rank(ran[key][0].candidate, spaces))
     choices = {key: _choice(f.candidate, timing) for key, (f, timing) in ran.items()}
-    if bar in ties:
+    bar = min(defaults, key=lambda key: ran[key][1].time_us) if defaults else ties[0]
+    gain = ran[bar][1].time_us / ran[fastest][1].time_us - 1
+    if not defaults:
         served = bar
-        gain = ran[bar][1].time_us / ran[fastest][1].time_us - 1
-        sentence = (
-            "the default is the fastest"
-            if bar == fastest
-            else f"the default is kept: the fastest finalist is {gain:.1%} ahead, which is not beyond the noise"
-        )
+        sentence = "no default runs, so there is nothing to compare it with"
+    elif bar == fastest:
+        served = bar
+        sentence = "the default is the fastest"
+    elif bar in ties:
+        served = bar
+        why = f"within the noise or less than {MIN_GAIN:.0%}"
+        sentence = f"the default is kept: the fastest finalist is {gain:.1%} ahead, {why}"
     else:
-        # Inside the tie only what itself beats the default may replace it; the fastest does.
-        worthy = [key for key in ties if _slower(ran[bar][1], ran[key][1])]
-        served = min(worthy, key=lambda key: _tie_rank(ran[key][0].candidate, spaces))
-        gain = ran[bar][1].time_us / ran[served][1].time_us - 1
-        sentence = f"{1 + gain:.2f}x as fast as the default"
+        # Inside the tie only what itself beats the default may replace it. The fastest does.
+        served = next(key for key in ties if _beats(ran[key][1], ran[bar][1]))
+        sentence = f"{ran[bar][1].time_us / ran[served][1].time_us:.2f}x as fast as the default"
     return Selection(
         served=choices[served],
         default=choices[bar],
-        tie_set=tuple(choices[key] for key in sorted(ties, key=lambda k: _tie_rank(ran[k][0].candidate, spaces))),
-        is_default=served == bar,
+        tie_set=tuple(choices[key] for key in ties),
+        is_default=ran[served][0].is_default,
         sentence=sentence,
     )
 
 
-def _slower(timing: Timing, than: Timing) -> bool:
-    """True if `timing` is slower beyond the noise and by at least MIN_GAIN, pairing samples round by round."""
-    n = min(len(timing.samples_us), len(than.samples_us))
-    ratio = paired_ratio(timing.samples_us[:n], than.samples_us[:n])
-    return ratio.low > 1 and ratio.median >= 1 + MIN_GAIN
+def _beats(timing: Timing, other: Timing) -> bool:
+    """True if `timing` is faster than `other` beyond the noise and by at least MIN_GAIN.
+
+    Samples are paired round by round; the medians, which are what is published, must say so, too: the two do not
+    always agree.
+    """
+    n = min(len(timing.samples_us), len(other.samples_us))
+    ratio = paired_ratio(other.samples_us[:n], timing.samples_us[:n])
+    return ratio.low > 1 and min(ratio.median, other.time_us / timing.time_us) >= 1 + MIN_GAIN
 
 
 def _choice(candidate: Candidate, timing: Timing) -> Choice:

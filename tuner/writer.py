@@ -53,15 +53,16 @@ class TrialWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the batch now. Raises StoreError; then the batch stays and a later flush tries it again."""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        """Write the batch now. Raises StoreError; what was not written stays for a later flush."""
         if self._buffer:
             self._store.add_trials(self._buffer)
             self.n_written += len(self._buffer)
             self._buffer.clear()
         self._flushed_at = time.monotonic()
+        # After the batch: there may be no later flush that could write it.
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):

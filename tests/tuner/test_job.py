@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from faulty_backends import FAULTS, FaultyBackend
+from faulty_backends import FAULTS, GATE_CALLS, DiesAfterTheGate, FaultyBackend, Unparametrised
 from fp4tune.db.records import (
     Origin,
     RunProblem,
@@ -23,7 +23,7 @@ from fp4tune.kernels.errors import InvalidInputError
 from fp4tune.kernels.problem import parse_shape
 from fp4tune.tuner import events
 from fp4tune.tuner.context import JobContext, JobSettings, StopFlag
-from fp4tune.tuner.executor import LocalExecutor
+from fp4tune.tuner.executor import GATE_RUNS, Candidate, LocalExecutor
 from fp4tune.tuner.job import TuningJob
 from fp4tune.tuner.measure import Effort
 
@@ -226,3 +226,93 @@ def test_winners_of_neighbouring_problems_are_tried_right_after_the_defaults(sto
     trials = trials_of(store, second.run_id)
     tried = [t.config for t in trials if t.origin in (Origin.DEFAULT, Origin.SEED)]
     assert winner.choice.config in tried
+
+
+def test_a_stop_before_anything_was_tried_says_so(store: Store, cpu: Device):
+    """Ctrl-C while the operands are made."""
+    stop = StopFlag()
+
+    def stop_at_once(event: events.Event) -> None:
+        stop.requested = stop.requested or isinstance(event, events.ProblemStarted)
+
+    seen: list[events.Event] = []
+    result = job(store, cpu, CpuDequant(), stop=stop, tell=lambda e: (stop_at_once(e), seen.append(e))).start(
+        [RunProblem(DENSE)]
+    )
+    assert (result.status, result.n_winners) == (RunStatus.INTERRUPTED, 0)
+    (done,) = [event for event in seen if isinstance(event, events.ProblemDone)]
+    assert done.outcome == "interrupted; nothing was tried"
+    assert job(store, cpu, CpuDequant()).resume(result.run_id).n_winners == 1
+
+
+def test_a_stop_after_the_default_does_not_replace_what_is_served(store: Store, cpu: Device):
+    backend = FaultyBackend(default_fault="slow")
+    first = job(store, cpu, backend).start([RunProblem(DENSE)])
+    (winner,) = store.winners(WinnerFilter(run_id=first.run_id)).items
+    assert winner.choice.config == {"fault": "none"}
+
+    stop = StopFlag()
+
+    def stop_after_one(event: events.Event) -> None:
+        stop.requested = stop.requested or isinstance(event, events.TrialDone)
+
+    result = job(store, cpu, backend, stop=stop, tell=stop_after_one).start([RunProblem(DENSE)])
+    assert result.n_winners == 0
+    (served,) = store.winners(WinnerFilter()).items
+    assert served.id == winner.id
+
+
+def test_a_budget_for_one_trial_still_measures_what_is_served(store: Store, cpu: Device):
+    backend = FaultyBackend(default_fault="slow")
+    job(store, cpu, backend).start([RunProblem(DENSE)])
+    again = job(store, cpu, backend, settings=replace(QUICK, trials=1)).start([RunProblem(DENSE)])
+    (winner,) = store.winners(WinnerFilter(run_id=again.run_id)).items
+    assert winner.choice.config == {"fault": "none"}
+
+
+def test_a_config_without_parameters_is_not_tried_again_after_a_resume(store: Store, cpu: Device):
+    stop = StopFlag()
+
+    def stop_after_one(event: events.Event) -> None:
+        stop.requested = stop.requested or isinstance(event, events.TrialDone)
+
+    result = job(store, cpu, Unparametrised(), stop=stop, tell=stop_after_one).start([RunProblem(DENSE)])
+    job(store, cpu, Unparametrised()).resume(result.run_id)
+    origins = [t.origin for t in trials_of(store, result.run_id)]
+    assert origins.count(Origin.DEFAULT) == 1
+
+
+def test_a_config_that_dies_after_the_gate_of_the_finals_does_not_end_them(cpu: Device):
+    assert GATE_CALLS == GATE_RUNS
+    backends = {backend.name: backend for backend in (DiesAfterTheGate(), Unparametrised())}
+    executor = LocalExecutor(cpu, backends)
+    executor.open(DENSE, 0)
+    dead, alive = executor.rounds([Candidate(name, {}) for name in backends], n_rounds=6, budget_s=0.1, seed=0)
+    assert (dead.status, dead.timing) == (TrialStatus.CRASHED, None)
+    assert "illegal memory access" in dead.error
+    assert alive.timing is not None
+    assert len(alive.timing.samples_us) == 6
+
+
+def test_a_race_without_the_backend_that_is_served_does_not_replace_it_by_something_slower(store: Store, cpu: Device):
+    first = job(store, cpu, FaultyBackend("test.fast")).start([RunProblem(DENSE)])
+    slow = FaultyBackend("test.slow", default_fault="slow", only=("slow",))
+    environment = current_environment(cpu, [FaultyBackend("test.fast")])
+    context = JobContext(environment, {"test.slow": slow}, LocalExecutor(cpu, {"test.slow": slow}), QUICK)
+    second = TuningJob(store, context).start([RunProblem(DENSE)])
+    assert (first.n_winners, second.n_winners, second.n_served) == (1, 0, 1)
+    (winner,) = store.winners(WinnerFilter(problem_key=DENSE.key)).items
+    assert winner.choice.backend == "test.fast"
+    assert "not in this race" in store.run_problems(second.run_id)[0].outcome
+
+
+def test_a_device_whose_memory_others_hold_is_an_outcome(store: Store, cpu: Device, monkeypatch: pytest.MonkeyPatch):
+    import fp4tune.kernels.operands
+
+    def full(*_args):
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    monkeypatch.setattr(fp4tune.kernels.operands, "make_operands", full)
+    result = job(store, cpu, CpuDequant()).start([RunProblem(DENSE)])
+    assert "does not fit into the memory that is free" in store.run_problems(result.run_id)[0].outcome
+    assert result.n_served == 0

@@ -4,7 +4,7 @@ import random
 
 import pytest
 from fp4tune.kernels.device import detect
-from fp4tune.tuner.measure import HOPELESS_SAMPLES, MIN_SAMPLE_S, CpuClock, Effort, clock_for, measure
+from fp4tune.tuner.measure import HOPELESS_SAMPLES, MIN_SAMPLE_S, SLOW_SAMPLES, CpuClock, Effort, clock_for, measure
 
 EFFORT = Effort(warmup_s=0.0, min_samples=6, max_samples=50, target_half_width=0.01, budget_s=60.0)
 
@@ -68,3 +68,8 @@ def test_an_error_of_the_config_comes_out():
 
     with pytest.raises(RuntimeError, match="boom"):
         measure(CpuClock(), run, EFFORT)
+
+
+def test_a_config_slow_beyond_patience_makes_do_with_three_samples():
+    no_time = Effort(warmup_s=0.0, min_samples=6, max_samples=50, target_half_width=0.01, budget_s=0.0)
+    assert measure(ScriptedClock(1000.0, 0.2), lambda: None, no_time).n_samples == SLOW_SAMPLES

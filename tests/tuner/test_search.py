@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from fp4tune.db.records import Origin
@@ -89,8 +90,6 @@ def test_the_filter_never_runs_dry_although_the_sampler_repeats_itself():
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_search_beats_random_on_a_bowl(seed: int):
     """Best of 60 trials out of 131,072 legal configs, against the same number of random ones (mean over 20 draws)."""
-    import random
-
     assert LARGE.size > ENUMERATE_UP_TO
     seen = run(Search([Arm("b", LARGE, LARGE_DEFAULT)], seed=seed), 60, cost)
     found = min(cost(p.candidate.config) for p in seen)
@@ -118,7 +117,7 @@ def test_a_resumed_search_goes_on_where_it_was():
     second = Search([Arm("b", LARGE, LARGE_DEFAULT)], seed=5)
     for proposal in seen:
         second.tell(proposal.candidate, cost(proposal.candidate.config))
-    assert not second.defaults_left
+    assert not second.musts_left
     more = run(second, 20, cost)
     old = {candidate_key(p.candidate) for p in seen}
     assert not old & {candidate_key(p.candidate) for p in more}
@@ -127,10 +126,45 @@ def test_a_resumed_search_goes_on_where_it_was():
 def test_no_arms_no_proposals():
     search = Search([], seed=0)
     assert search.propose(trials_left=5) is None
-    assert not search.defaults_left
+    assert not search.musts_left
 
 
 def test_space_of_the_tests_is_what_it_says():
     assert sum(1 for _ in SMALL) == sum(
         t != 128 or s == 1 for t, _, s in itertools.product(TILES, ("lookup", "arithmetic"), (1, 2, 3))
     )
+
+
+def test_what_is_served_now_is_tried_however_small_the_budget():
+    served = {"tile": 16, "decode": "arithmetic", "stages": 3}
+    search = Search([Arm("a", SMALL, SMALL_DEFAULT, served=served), Arm("b", LARGE, LARGE_DEFAULT)], seed=0)
+    seen = []
+    while search.musts_left:
+        proposal = search.propose(trials_left=1)
+        assert proposal is not None
+        seen.append(proposal.candidate.config)
+        search.tell(proposal.candidate, 1.0)
+    assert seen == [SMALL_DEFAULT, LARGE_DEFAULT, served]
+
+
+def test_a_long_search_asks_the_sampler_less_often_for_each_trial():
+    """An ask takes time in proportion to the trials so far, so a fixed number would make long searches crawl."""
+    search = Search([Arm("b", LARGE, LARGE_DEFAULT)], seed=0)
+    draw = random.Random(0)
+    while len(search._seen) < 1000:
+        config = {f"p{i}": draw.randrange(8) for i in range(6)}
+        if config in LARGE:
+            search.tell(Candidate("b", config), cost(config))
+    asked = 0
+    ask = search._ask
+
+    def counted():
+        nonlocal asked
+        asked += 1
+        ask()
+        return Candidate("b", LARGE_DEFAULT), search._study.ask()  # known: the filter asks again
+
+    search.tell(Candidate("b", LARGE_DEFAULT), cost(LARGE_DEFAULT))
+    search._ask = counted  # type: ignore[method-assign]
+    assert search.propose(trials_left=5) is not None
+    assert asked == 2
