@@ -51,7 +51,7 @@ def test_every_command_and_option_is_documented(name: str, options: list[str]):
 def test_the_documents_name_no_option_that_is_not_there():
     known = {option for _, options in ALL for option in options}
     # Options of other programs that the documents quote.
-    known |= {"--speculative-draft-model-quantization", "--system-site-packages", "--strict", "--slow"}
+    known |= {"--help", "--speculative-draft-model-quantization", "--system-site-packages", "--strict", "--slow"}
     for path in DOCS:
         for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", path.read_text(encoding="utf-8")):
             if "benchmarks/" not in path.read_text(encoding="utf-8") or option in known:

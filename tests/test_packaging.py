@@ -82,7 +82,11 @@ def resolve(tmp_path: Path, *requirements: str) -> dict[str, str]:
             "uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header",
             "--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_34", str(source),
         ],
-        env={**os.environ, "UV_PYTHON_DOWNLOADS": "never", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        # System certificates: a proxy that signs for the index is known to the system, not to uv's own bundle.
+        env={
+            **os.environ, "UV_PYTHON_DOWNLOADS": "never", "UV_SYSTEM_CERTS": "1", "UV_NATIVE_TLS": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        },
         capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

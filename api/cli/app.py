@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -63,13 +64,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: instead of sys.argv[1:].
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _mend_streams()
     code = run(arguments)
     # A reader that went away (`fp4tune runs | head`) must not turn into a traceback at interpreter exit.
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)
+
+
+def _mend_streams() -> None:
+    """Output must not fail because a stream is closed (`>&-`) or its encoding lacks a character (µ in ASCII)."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open until the process ends
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def run(arguments: list[str]) -> int:
@@ -89,6 +102,9 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return 0
     except click_exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help text
+            typer.echo(error.format_message(), err=True)
+            return int(error.exit_code)
         _say(f"{error.format_message()} Try `fp4tune --help`.")
         return int(error.exit_code)
     except Fp4tuneError as error:

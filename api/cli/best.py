@@ -86,6 +86,7 @@ def _print(documents: list[dict[str, Any]]) -> None:
                 )
                 for a in answers
             ],
+            tall=True,
         )
     sentences = dict.fromkeys(f"note: {reason}" for a in answers for reason in a["reasons"])
     for document in documents:

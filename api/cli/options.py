@@ -57,9 +57,10 @@ def token_counts(text: str | None) -> tuple[int, ...] | None:
     counts: list[int] = []
     for part in text.split(","):
         word = part.strip()
-        if not (word.isascii() and word.isdigit()) or not 1 <= int(word[:12]) <= MAX_DIM:
+        if not (word.isascii() and word.isdigit() and len(word) <= 12) or not 1 <= int(word) <= MAX_DIM:
+            shown = word if len(word) <= 40 else f"{word[:40]}..."
             raise InvalidInputError(
-                f"--tokens takes whole numbers from 1 to {MAX_DIM}, comma separated, and {word!r} is none."
+                f"--tokens takes whole numbers from 1 to {MAX_DIM}, comma separated, and {shown!r} is none."
             )
         counts.append(int(word))
     return tuple(dict.fromkeys(counts))

@@ -14,9 +14,13 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 Cell = str | int | float | None
+
+MAX_WIDTH = 10_000
+"""Columns, more than any table takes: to ask how many it would like."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -25,7 +29,15 @@ def console(*, stderr: bool = False) -> Console:
     Not a terminal: 200 columns, so that tables in files and pipes are not folded.
     """
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else 200, soft_wrap=False)
+    return _Console(file=stream, highlight=False, emoji=False, width=None if stream.isatty() else 200, soft_wrap=False)
+
+
+class _Console(Console):
+    """A console that leaves it to its user what a reader that went away means."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the BrokenPipeError; Rich would end the process, and with it a run that needs no reader."""
+        raise  # noqa: PLE0704 - called inside an except clause
 
 
 def plain(value: object) -> Any:
@@ -47,19 +59,47 @@ def plain(value: object) -> Any:
 
 def print_json(value: object) -> None:
     """Print one JSON document."""
-    json.dump(plain(value), sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+    # Escaped by JSON where the stream could not hold it, so that the document stays one.
+    ascii_only = (sys.stdout.encoding or "utf-8").lower() not in ("utf-8", "utf8")
+    json.dump(plain(value), sys.stdout, indent=2, ensure_ascii=ascii_only, allow_nan=False)
     sys.stdout.write("\n")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, caption: str = "") -> None:
-    """Print a table. Columns whose cells are all numbers are right-aligned."""
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, caption: str = "", tall: bool = False
+) -> None:
+    """Print a table. Columns whose cells are all numbers are right-aligned.
+
+    Args:
+        title: above it.
+        columns: their headings.
+        rows: their cells.
+        caption: below it.
+        tall: on a terminal that is too narrow for it print one line a cell instead of folding columns.
+    """
     table = Table(title=escape(title), caption=escape(caption) or None, box=box.SIMPLE_HEAD, title_justify="left")
     for i, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[i], int | float | None) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row))
-    console().print(table)
+        table.add_row(*(escape(_cell(value)) for value in row))
+    screen = console()
+    if tall and Measurement.get(screen, screen.options.update(max_width=MAX_WIDTH), table).maximum > screen.width:
+        _print_tall(title, columns, rows, caption)
+    else:
+        screen.print(table)
+
+
+def _print_tall(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str) -> None:
+    """One line a cell, rows apart."""
+    width = max(map(len, columns))
+    print_line(title)
+    for row in rows:
+        print_line()
+        for column, value in zip(columns, row, strict=True):
+            print_line(f"  {column:<{width}}  {_cell(value)}")
+    if caption:
+        print_line(f"\n{caption}")
 
 
 def print_line(text: str = "") -> None:
@@ -72,7 +112,7 @@ def _cell(value: Cell) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:,.1f}"
-    return escape(str(value))
+    return str(value)
 
 
 def config_text(config: Mapping[str, object]) -> str:

@@ -1,7 +1,8 @@
-"""The progress display of `fp4tune tune`: one live line on a terminal, one line a problem elsewhere."""
+"""The progress display of `fp4tune tune`: two live lines on a terminal, one line a problem elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from types import TracebackType
 
@@ -11,6 +12,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from ...db.records import RunProblem
 from ...tuner.events import Event, FinalsStarted, ProblemDone, ProblemStarted, RunDone, RunStarted, TrialDone
+
+WITH_BAR = 104
+"""Columns of a terminal from which on there is room for a bar beside the text, whose lines take up to 80."""
 
 
 class TuneDisplay:
@@ -32,29 +36,39 @@ class TuneDisplay:
         self._n_done = 0
         self._line = ""
         self._task: TaskID | None = None
+        self._lost = False
+        bar = [BarColumn(bar_width=20)] if console.width >= WITH_BAR else []
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[state]}"),
+            *bar,
+            TextColumn("{task.description}\n{task.fields[state]}"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
 
     def __enter__(self) -> TuneDisplay:  # noqa: PYI034 - not meant to be subclassed
-        """Start the live line."""
+        """Start the live lines."""
         self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove the live line."""
-        self._progress.stop()
+        """Remove the live lines."""
+        with contextlib.suppress(OSError):  # as in __call__
+            self._progress.stop()
 
     def __call__(self, event: Event) -> None:
-        """Show one event."""
+        """Show one event. A terminal or a reader that went away ends the display, not the run."""
+        if self._lost:
+            return
+        try:
+            self._show(event)
+        except OSError:
+            self._lost = True
+
+    def _show(self, event: Event) -> None:
         if isinstance(event, RunStarted):
             self._run_started(event)
         elif isinstance(event, ProblemStarted):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +25,7 @@ from .options import (
     Shapes,
     Tokens,
     Tp,
+    database_must_exist,
     problems_of,
     token_counts,
 )
@@ -30,6 +33,12 @@ from .output import Cell, config_text, console, print_json, print_line, print_ta
 
 EXIT_INTERRUPTED = 130
 """Stopped by Ctrl-C or SIGTERM (128 + SIGINT); what was found is kept."""
+
+ANY_DEVICE = ""
+"""Device fingerprint of the misses of questions that named no device."""
+
+MAX_MISSES = 1000
+"""Most shapes that one --from-misses works off."""
 
 if TYPE_CHECKING:
     from ...db.records import Run, RunProblem, Winner
@@ -60,7 +69,9 @@ def tune(
     backend: Annotated[
         list[str] | None, typer.Option("--backend", help="Only these backends. May be repeated.")
     ] = None,
-    budget_s: Annotated[float, typer.Option("--budget-s", min=0.1, help="Seconds of search per problem.")] = 30.0,
+    budget_s: Annotated[
+        float, typer.Option("--budget-s", min=0.1, max=1e6, help="Seconds of search per problem.")
+    ] = 30.0,
     trials: Annotated[int, typer.Option("--trials", min=1, max=100_000, help="Most trials per problem.")] = 64,
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of every random choice.")] = 0,
     device: DeviceOption = "auto",
@@ -85,6 +96,8 @@ def tune(
     from ...kernels.device import detect
     from ...tuner.context import JobSettings
 
+    if resume is not None or from_misses:
+        database_must_exist(database)
     target = detect(device)
     counts = token_counts(tokens)
     items: Sequence[RunProblem] = []
@@ -103,13 +116,14 @@ def tune(
             if from_misses:
                 items = _missed(store, target)
             result = _execute(store, target, settings, backend, items=items, checkpoint=checkpoint or "", extra=extra)
-        if from_misses:
-            done = [s.item.problem.key for s in store.run_problems(result.run_id) if s.done]
-            store.forget_misses(done, device_fingerprint=target.fingerprint)
+        # Whatever made this run tune them, they are no longer missing; so a resume need not know about --from-misses.
+        done = [state.item.problem.key for state in store.run_problems(result.run_id) if state.done]
+        for fingerprint in (target.fingerprint, ANY_DEVICE):
+            store.forget_misses(done, device_fingerprint=fingerprint)
         _print_result(store, result, as_json=as_json, database=database)
     if result.status.value == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
-    if not result.n_winners and resume is None:
+    if not result.n_served and resume is None:
         raise UnsupportedError("Nothing could be tuned: no problem has a configuration that runs and is right here.")
 
 
@@ -158,12 +172,16 @@ def _missed(store: Store, device: Device) -> Sequence[RunProblem]:
     Raises:
         InvalidInputError: there is nothing.
     """
-    wanted = [m.problem for m in store.misses(limit=1000) if m.device_fingerprint in ("", device.fingerprint)]
-    if not wanted:
+    devices = (device.fingerprint, ANY_DEVICE)
+    found = [miss for name in devices for miss in store.misses(device_fingerprint=name, limit=MAX_MISSES)]
+    if not found:
         raise InvalidInputError("No server has asked for a shape that is missing for this device.")
     from ...db.records import RunProblem
 
-    return [RunProblem(problem) for problem in dict.fromkeys(wanted)]
+    counts: Counter[Problem] = Counter()
+    for miss in found:
+        counts[miss.problem] += miss.count
+    return [RunProblem(problem) for problem, _ in counts.most_common(MAX_MISSES)]
 
 
 def _items_of(
@@ -249,7 +267,9 @@ def _stop_on_signals() -> Iterator[StopFlag]:
         if flag.requested:
             raise KeyboardInterrupt
         flag.requested = True
-        console(stderr=True).print("stopping after this trial; again to stop at once", markup=False)
+        # The signal may have met a write to the same stream (RuntimeError), or the terminal may be gone (OSError).
+        with suppress(RuntimeError, OSError):
+            console(stderr=True).print("stopping after this trial; again to stop at once", markup=False)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -263,7 +283,9 @@ def _print_result(store: Store, result: JobResult, *, as_json: bool, database: s
     """The winners of a run, and how to go on."""
     from ...db.records import WinnerFilter
 
-    winners = store.winners(WinnerFilter(run_id=result.run_id), limit=10_000).items
+    # Also those that another run has superseded since; of several of one problem (a resumed run) the last.
+    found = store.winners(WinnerFilter(run_id=result.run_id, current=None), limit=10_000).items
+    winners = list({winner.problem: winner for winner in found}.values())
     states = store.run_problems(result.run_id)
     if as_json:
         print_json({"run": store.run(result.run_id), "problems": states, "winners": winners})
@@ -274,12 +296,14 @@ def _print_result(store: Store, result: JobResult, *, as_json: bool, database: s
         ("role", "shape", "backend", "config", "time µs", "default µs", "speed-up", "tied", "trials"),
         [_winner_row(roles.get(winner.problem, ""), winner) for winner in winners],
         caption="speed-up is over the fastest default of any backend, re-measured in the same interleaved rounds",
+        tall=True,
     )
     for state in states:
         if state.done and state.item.problem not in {winner.problem for winner in winners}:
             print_line(f"no winner for {state.item.problem.shape}: {state.outcome}")
     if result.status.value != "finished":
-        print_line(f"The run was interrupted. Go on with: fp4tune tune --resume {result.run_id} --db {database}")
+        go_on = shlex.join(["fp4tune", "tune", "--resume", result.run_id, "--db", database])
+        print_line(f"The run was interrupted. Go on with: {go_on}")
 
 
 def _winner_row(role: str, winner: Winner) -> list[Cell]:

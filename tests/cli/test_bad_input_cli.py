@@ -52,7 +52,10 @@ CASES = [
     ("no database to list", ["runs"], 3, "fp4tune tune"),
     ("no database to ask", ["best", "--shape", "1x64x64"], 3, "fp4tune tune"),
     ("no database to back up", ["db", "backup", "copy.db"], 3, "There is no database"),
-    ("no such run", ["tune", "--resume", "ZZZZZZZZZZ"], 3, "ZZZZZZZZZZ"),
+    ("no database to resume from", ["tune", "--resume", "ZZZZZZZZZZ"], 3, "There is no database"),
+    ("budget infinite", ["tune", "--shape", "1x64x64", "--budget-s", "inf"], 2, "--budget-s"),
+    ("budget not a number", ["tune", "--shape", "1x64x64", "--budget-s", "nan"], 2, "--budget-s"),
+    ("tokens of many digits", ["tune", "qwen3-32b-nvfp4", "--tokens", "0" * 5000 + "1"], 2, "whole numbers"),
 ]
 
 
@@ -139,3 +142,18 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path):
         check=False, cwd=tmp_path,
     )  # fmt: skip
     assert done.stderr == ""
+
+
+def test_no_such_run(tmp_path: Path, capsys):
+    database = str(tmp_path / "t.db")
+    assert run(["db", "upgrade", "--db", database]) == 0
+    assert run(["tune", "--resume", "ZZZZZZZZZZ", "--db", database]) == 3
+    assert "ZZZZZZZZZZ" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["db"]])
+def test_without_a_command_the_help_is_shown(arguments: list[str], capsys):
+    assert run(arguments) == 2
+    shown = capsys.readouterr().err
+    assert "\n  upgrade" in shown if arguments else "\n  tune" in shown
+    assert "fp4tune: " not in shown

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from fp4tune.api.cli.app import run
+from fp4tune.api.cli.tune import _print_result
 from fp4tune.db.records import Miss, RunStatus, TrialFilter
 from fp4tune.db.store import Store
 from fp4tune.kernels.problem import parse_shape
+from fp4tune.tuner.job import JobResult
 
 QUICK = ["--trials", "4", "--budget-s", "2", "--device", "cpu"]
 
@@ -88,6 +90,51 @@ def test_misses_are_worked_off_by_demand(database: str, capsys: pytest.CaptureFi
     with Store.open(database) as store:
         assert [miss.problem.m for miss in store.misses()] == [7], "the other device's demand stays"
     assert run(["tune", "--from-misses", *QUICK, "--db", database]) == 2
+
+
+def test_misses_that_named_no_device_are_worked_off_once(database: str, capsys: pytest.CaptureFixture[str]):
+    """A server on a new database can assume no device, so it counts such misses; demand is added up over both kinds."""
+    tuned(database, "3x64x128")
+    with Store.open(database) as store:
+        (device, at) = store.devices()[0]
+        asked = [("2x32x64", "", 2), ("2x32x64", device.fingerprint, 2), ("5x48x64", "", 3)]
+        store.add_misses([Miss(parse_shape(shape), name, "", count, at, at) for shape, name, count in asked])
+    capsys.readouterr()
+    assert run(["tune", "--from-misses", *QUICK, "--db", database, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [p["item"]["problem"]["m"] for p in result["problems"]] == [2, 5]
+    with Store.open(database) as store:
+        assert store.misses() == []
+
+
+def test_a_shape_that_was_tuned_by_name_is_missing_no_more(database: str):
+    """So a run of --from-misses that was interrupted may be resumed, and its demand ends with it."""
+    tuned(database, "3x64x128")
+    with Store.open(database) as store:
+        (device, at) = store.devices()[0]
+        store.add_misses([Miss(parse_shape("2x32x64"), device.fingerprint, "", 1, at, at)])
+    tuned(database, "2x32x64")
+    with Store.open(database) as store:
+        assert store.misses() == []
+
+
+def test_a_run_shows_its_winners_although_another_run_has_superseded_them(database: str, capsys):
+    tuned(database, "2x32x64")
+    tuned(database, "2x32x64")
+    capsys.readouterr()
+    with Store.open(database) as store:
+        (_, first) = store.runs()
+        _print_result(store, JobResult(first.id, first.status, 1), as_json=False, database=database)
+    shown = capsys.readouterr().out
+    assert "cpu.dequant" in shown
+    assert "no winner" not in shown
+
+
+@pytest.mark.parametrize("option", [["--resume", "last"], ["--from-misses"]])
+def test_what_needs_a_database_does_not_create_one(option: list[str], tmp_path: Path, capsys):
+    assert run(["tune", *option, "--db", str(tmp_path / "typo.db")]) == 3
+    assert "typo.db" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_resume_last_without_anything_to_resume(database: str, capsys: pytest.CaptureFixture[str]):
