@@ -8,7 +8,7 @@ import sys
 import pytest
 from fp4tune.kernels import _host
 from fp4tune.kernels.backend import Availability, load_backends
-from fp4tune.kernels.device import Device, current_environment, detect
+from fp4tune.kernels.device import Device, cublas_version, current_environment, detect, driver_version
 from fp4tune.kernels.errors import Fp4tuneError, InvalidInputError, NotFoundError
 
 GIB = 1 << 30
@@ -165,6 +165,58 @@ def test_cuda_devices_as_torch_describes_them(monkeypatch, name):
     assert (device.compute_capability, device.sms, device.l2_bytes) == ("9.0", 132, 50 << 20)
     assert device.torch_device == ("cuda:1" if name == "cuda:1" else "cuda:0")
     assert device.fingerprint == detect("cuda:0").fingerprint, "equal cards are equal wherever they are plugged in"
+
+
+class FakeNvml:
+    """NVML's bindings for one card. Old ones return bytes."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, uuid):
+        self.uuid = uuid
+        self.open = 0
+
+    def nvmlInit(self):  # noqa: N802 - NVML's name
+        self.open += 1
+
+    def nvmlShutdown(self):  # noqa: N802 - NVML's name
+        self.open -= 1
+
+    def nvmlSystemGetDriverVersion(self):  # noqa: N802 - NVML's name
+        return b"580.65.06"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802 - NVML's name
+        if uuid != self.uuid:
+            raise self.NVMLError("Not Found")
+        return "handle"
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle):  # noqa: N802 - NVML's name
+        return {"handle": 600_000}[handle]
+
+
+@pytest.mark.parametrize(("uuid", "power_limit_w"), [("GPU-0a1b", 600.0), ("GPU-other", 0.0)])
+def test_the_power_limit_is_that_of_the_card_with_this_uuid(monkeypatch, uuid, power_limit_w):
+    torch, nvml = FakeCuda(1), FakeNvml("GPU-0a1b")
+    torch.cuda.get_device_properties(0).uuid = uuid.removeprefix("GPU-")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert detect("cuda:0").power_limit_w == power_limit_w
+    assert nvml.open == 0, "NVML was not shut down"
+
+
+def test_the_driver_is_read_from_nvml_where_the_kernel_module_is_hidden(monkeypatch, tmp_path):
+    monkeypatch.setattr(_host, "nvidia_driver_version", lambda: "")
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml("GPU-0a1b"))
+    assert driver_version() == "580.65.06"
+    assert current_environment(H200, []).versions == {"driver": "580.65.06"}
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert driver_version() == ""
+
+
+def test_cublas_is_what_this_process_has_loaded(monkeypatch, machine):
+    monkeypatch.setattr(_host, "ROOT", machine({"proc/self/maps": "7f00-7f01 r-xp 0 00:1 2 /usr/lib/libc.so.6\n"}))
+    assert cublas_version() == ""
 
 
 def test_auto_is_the_cpu_without_cuda(monkeypatch):
