@@ -157,8 +157,11 @@ class TuningJob:
             # Stopped before what is served now had its turn: what was found has not been compared with it.
             selection, outcome = None, "what was served before is kept"
         elif selection is not None and current is not None and _is_better_outside(current, names, selection):
-            kept = f"{current.backend} is served, which took {current.time_us:,.1f} µs, and is not in this race"
-            selection, outcome = None, f"{kept}; the best here took {selection.served.time_us:,.1f} µs"
+            outcome = (
+                f"{current.backend} is served, which took {current.time_us:,.1f} µs, and is not in this race; "
+                f"the best here took {selection.served.time_us:,.1f} µs"
+            )
+            selection = None
         writer.flush()
         if selection is not None:
             self._store.add_winner(self._winner(run_id, problem, selection, run))
