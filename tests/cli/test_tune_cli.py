@@ -124,7 +124,7 @@ def test_a_run_shows_its_winners_although_another_run_has_superseded_them(databa
     capsys.readouterr()
     with Store.open(database) as store:
         (_, first) = store.runs()
-        _print_result(store, JobResult(first.id, first.status, 1), as_json=False, database=database)
+        _print_result(store, JobResult(first.id, first.status, 1, 1), as_json=False, database=database)
     shown = capsys.readouterr().out
     assert "cpu.dequant" in shown
     assert "no winner" not in shown
