@@ -18,7 +18,9 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -230,7 +232,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="only problems whose shape contains this; prints, writes nothing")
-    options = parser.parse_args(list(arguments) if arguments is not None else None)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(given)
     device, rng = detect("cpu"), random.Random(options.seed)
     results = []
     for label, problem in PROBLEMS:
@@ -240,7 +243,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
             losses = ", ".join(f"{name} {loss:.0%}" for name, loss in r.losses.items())
             print(f"{r.problem.key}: {r.default_us / r.best_us:.2f} times as fast ({losses}),", end=" ")
             print(f"noise {r.noise:.1%}, others {r.busy:.0%}", flush=True)
-    page = document(results, device, "python benchmarks/cpu_space.py")
+    page = document(results, device, shlex.join(["python", "benchmarks/cpu_space.py", *given]))
     if options.only:
         print(page)
     else:

@@ -31,7 +31,6 @@ class TrialWriter:
         self._stop = threading.Event()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._beat, name="fp4tune-heartbeat", daemon=True)
-        self.n_written = 0
 
     def __enter__(self) -> TrialWriter:  # noqa: PYI034 - not meant to be subclassed
         """Start the heartbeat."""
@@ -56,7 +55,6 @@ class TrialWriter:
         """Write the batch now. Raises StoreError; what was not written stays for a later flush."""
         if self._buffer:
             self._store.add_trials(self._buffer)
-            self.n_written += len(self._buffer)
             self._buffer.clear()
         self._flushed_at = time.monotonic()
         # After the batch: there may be no later flush that could write it.
