@@ -146,6 +146,61 @@ class Backend(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class StaticFacts:
+    """What a compiler says of a config without running it. Such figures carry the source `compiled`.
+
+    Attributes:
+        target: what it was compiled for: `sm_90a`, `sm_120a`.
+        registers: registers a thread.
+        stack_bytes: stack frame a thread, spills included; 0 is what a GEMM should have.
+        shared_bytes: shared memory a block, static and dynamic.
+        instructions: matrix instructions in the machine code by opcode, `{"OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X": 64}`.
+    """
+
+    target: str
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    instructions: Mapping[str, int]
+
+
+@runtime_checkable
+class Compiling(Protocol):
+    """A backend whose configs are compiled, so that they can be compiled ahead, elsewhere, while the device is busy."""
+
+    def compile(self, problem: Problem, device: Device, config: Config) -> StaticFacts:
+        """Compile a config into the backend's cache on disk, where `prepare` in another process finds it.
+
+        Needs no device: `device` says what to compile for. Takes one core.
+
+        Raises:
+            UnsupportedError: it compiled, and what came out must not be run (it spills, it lacks the instruction that
+                it is there for); or the compiler is missing, or its cache cannot be written. Any other exception is
+                the compiler's.
+        """
+        ...
+
+
+@runtime_checkable
+class Baseline(Protocol):
+    """A backend that may be measured beside the others without ever being served."""
+
+    def serves(self, problem: Problem) -> bool:
+        """False if what it computes for `problem` is only there to compare with: BF16 weights for NVFP4 ones."""
+        ...
+
+
+def can_serve(backend: Backend, problem: Problem) -> bool:
+    """Whether a config of `backend` may be a winner of `problem`: True unless it is a baseline that says no."""
+    return backend.serves(problem) if isinstance(backend, Baseline) else True
+
+
+def family(name: str) -> str:
+    """The family of a backend, which shares a worker process: `triton` of `triton.dequant`."""
+    return name.split(".", 1)[0]
+
+
 class UnavailableBackend:
     """Stands for a registered backend that could not be loaded, so that one broken package does not stop the rest.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -119,26 +119,22 @@ class LookupDecoder:
 class ArithmeticDecoder:
     """Moves the bits of a code into those of a float16 with shifts and masks, whole planes of nibbles at a time.
 
-    Repacks the weights once, when it is made, as kernels with their own layout do when a model is loaded: byte i of a
+    Reads weights that were repacked once, as kernels with their own layout do when a model is loaded: byte i of a
     pair of groups then holds element i of the first group in its low nibble and element i of the second in its high
     one. The low nibbles of a row make one half of the decoded row and the high nibbles the other.
 
     Args:
-        weights: a stack of NVFP4 matrices [experts, N, K].
+        weights: a stack of NVFP4 matrices, repacked.
         batch: experts that a block spans at most.
         block_n: rows of each that a block has at most.
         dtype: of the decoded values.
-        experts: which matrices will be asked for.
     """
 
-    def __init__(
-        self, weights: Quantized, batch: int, block_n: int, dtype: torch.dtype, experts: Iterable[int]
-    ) -> None:
-        packed, scale = repack_planar(weights.packed, weights.scale, experts)
-        self._blocks = _Blocks(packed, scale, batch, block_n, dtype)
-        self.order = KOrder(natural=False, width=2 * packed.shape[-1])
+    def __init__(self, weights: PlanarCopy, batch: int, block_n: int, dtype: torch.dtype) -> None:
+        self._blocks = _Blocks(weights.packed, weights.scale, batch, block_n, dtype)
+        self.order = KOrder(natural=False, width=2 * weights.packed.shape[-1])
         self.factor = _E2M1_AS_HALF
-        self._codes = self._blocks.buffer(packed.shape[-1], torch.int16)
+        self._codes = self._blocks.buffer(weights.packed.shape[-1], torch.int16)
         self._bits = torch.empty_like(self._codes)
 
     def bind(self, experts: tuple[int, ...], n0: int, n1: int) -> tuple[Callable[[], None], torch.Tensor]:
@@ -207,6 +203,10 @@ _HALF_MASK = -0x7200
 """0x8E00 as a signed 16-bit number: sign, two lowest exponent bits and highest mantissa bit of a float16."""
 
 
+_PLANAR = "dequant.planar"
+"""What a PlanarCopy is called among an operand's packed copies."""
+
+
 def make_decoder(
     weights: Quantized | torch.Tensor,
     decode: str,
@@ -214,43 +214,68 @@ def make_decoder(
     block_n: int,
     dtype: torch.dtype,
     experts: Iterable[int],
+    shared: dict[str, Any] | None = None,
 ) -> BlockDecoder:
-    """The decoder called `decode` for some matrices of a stack; BF16 weights have but one."""
+    """The decoder called `decode` for some matrices of a stack; BF16 weights have but one.
+
+    Args:
+        weights: the stack.
+        decode: `lookup` or `arithmetic`.
+        batch: experts that a block spans at most.
+        block_n: rows of each that a block has at most.
+        dtype: of the decoded values.
+        experts: which matrices will be asked for.
+        shared: where a repacked copy of `weights` is kept for the next decoder (`Operands.packed`).
+    """
     if not isinstance(weights, Quantized):
         return CastDecoder(weights, batch, block_n, dtype)
     if decode == "arithmetic":
-        return ArithmeticDecoder(weights, batch, block_n, dtype, experts)
+        copies = {} if shared is None else shared
+        if _PLANAR not in copies:
+            copies[_PLANAR] = PlanarCopy(weights.packed, weights.scale)
+        copy: PlanarCopy = copies[_PLANAR]
+        copy.add(experts)
+        return ArithmeticDecoder(copy, batch, block_n, dtype)
     return LookupDecoder(weights, batch, block_n, dtype)
 
 
-def repack_planar(
-    packed: torch.Tensor, scale: torch.Tensor, experts: Iterable[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
+class PlanarCopy:
     """A stack of matrices in ArithmeticDecoder's order, K padded with zeros to whole pairs of groups.
 
     Args:
         packed: uint8 [experts, N, K/2], standard order.
         scale: E4M3 [experts, N, K/16].
-        experts: which matrices are wanted; the others are left as they are allocated.
 
-    Returns:
-        uint8 [experts, N, K'/2] and E4M3 [experts, N, K'/16]: scales of the even groups, then of the odd ones.
+    Attributes:
+        packed: uint8 [experts, N, K'/2]; of matrices that were not added, what was in that memory.
+        scale: E4M3 [experts, N, K'/16]: scales of the even groups, then of the odd ones; the same holds.
     """
-    count, n, groups = scale.shape
-    pairs = -(-groups // 2)
-    out = torch.empty(count, n, pairs, _BYTES, 2, dtype=torch.uint8, device=packed.device)
-    scales = torch.empty(count, n, 2, pairs, dtype=torch.uint8, device=packed.device)
-    padded = torch.zeros(n, 2 * pairs, _BYTES, dtype=torch.uint8, device=packed.device)
-    for e in experts:  # one at a time, for the temporaries
-        padded[:, :groups] = packed[e].view(n, groups, _BYTES)
+
+    def __init__(self, packed: torch.Tensor, scale: torch.Tensor) -> None:
+        count, n, groups = scale.shape
+        pairs = -(-groups // 2)
+        self._source = packed, scale.view(torch.uint8)
+        self._codes = torch.empty(count, n, pairs, _BYTES, 2, dtype=torch.uint8, device=packed.device)
+        self._scales = torch.empty(count, n, 2, pairs, dtype=torch.uint8, device=packed.device)
+        self._has: set[int] = set()
+        self.packed = self._codes.view(count, n, -1)
+        self.scale = self._scales.view(count, n, -1).view(torch.float8_e4m3fn)
+
+    def add(self, experts: Iterable[int]) -> None:
+        """Repack those of some matrices that are not there yet."""
+        packed, scale = self._source
+        _, n, pairs, *_ = self._codes.shape
+        groups = scale.shape[-1]
+        padded = torch.zeros(n, 2 * pairs, _BYTES, dtype=torch.uint8, device=packed.device)
         even, odd = padded[:, 0::2], padded[:, 1::2]
-        out[e, ..., 0] = (even & 0x0F) | (odd << 4)
-        out[e, ..., 1] = (even >> 4) | (odd & 0xF0)
-        linear = scale[e].view(torch.uint8)
-        scales[e, :, 0] = linear[:, 0::2]
-        scales[e, :, 1, : groups // 2] = linear[:, 1::2]
-        scales[e, :, 1, groups // 2 :] = 0
-    return out.view(count, n, -1), scales.view(count, n, -1).view(torch.float8_e4m3fn)
+        for e in sorted(set(experts) - self._has):  # one at a time, for the temporaries
+            padded[:, :groups] = packed[e].view(n, groups, _BYTES)
+            self._codes[e, ..., 0] = (even & 0x0F) | (odd << 4)
+            self._codes[e, ..., 1] = (even >> 4) | (odd & 0xF0)
+            self._scales[e, :, 0] = scale[e][:, 0::2]
+            self._scales[e, :, 1, : groups // 2] = scale[e][:, 1::2]
+            self._scales[e, :, 1, groups // 2 :] = 0
+            self._has.add(e)
 
 
 class _Blocks:

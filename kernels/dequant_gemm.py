@@ -108,6 +108,7 @@ class _DequantGemm:
             block_n,
             plan.compute_dtype,
             [expert for step in steps for expert in step.experts],
+            operands.packed,
         )
         factor_a = self._prepare_a(operands, k, block_n)
         scale = float(self._decoder.factor * factor_a)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from .errors import OutOfMemoryError
-from .problem import NVFP4_GROUP, Format, Op, OutDtype
-from .routing import draw_offsets, max_rows
+from .problem import NVFP4_GROUP, Format, Op, OutDtype, Routing
+from .routing import draw_offsets, drawn_load, max_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import torch
 
@@ -24,6 +25,16 @@ such a bank, each at its own offset. Quantising all of e512k10:16x2048x4096 woul
 _CHUNK_BYTES = 256 << 20
 """What is set aside for the quantiser and the oracle, which work chunk by chunk, and at most for each of the two
 operands of a backend that decodes block by block."""
+
+MAX_SETS = 256
+"""Operand sets at most. A problem of few bytes would need thousands, and every config is prepared for each of them.
+With 256 a call that touches 0.74 MB still gets three L2s of an H200 (60 MiB), and one that touches 0.25 MB one."""
+
+COLD_L2 = 3
+"""L2s' worth of other bytes that pass between two runs on one set: an L2 need not replace the oldest line first."""
+
+_UNKNOWN_L2 = 128 << 20
+"""Taken for a device that does not say: the largest L2 among the cards of today (RTX PRO 6000)."""
 
 _SPREAD = 2.0
 """Groups of 16 along K are scaled by 2^u, u uniform in [-2, 2], so that their E4M3 scales differ. Experts' global
@@ -60,6 +71,8 @@ class Operands:
         alpha: float32 [1], or [experts] for grouped: 1 / (global scale of A · global scale of B), 1 for BF16.
         out: [rows, N] of the problem's output dtype; written by the backend.
         seed: what they were drawn from.
+        packed: what backends made of `b` (weights in their own layout), by a name of theirs with the layout in it;
+            shared by all operand sets that share `b`, so that a layout is made once however many configs use it.
     """
 
     problem: Problem
@@ -69,13 +82,14 @@ class Operands:
     alpha: torch.Tensor
     out: torch.Tensor
     seed: int
+    packed: dict[str, Any] = field(default_factory=dict)
 
 
 def make_operands(problem: Problem, device: Device, seed: int) -> Operands:
     """Draw and quantise the operands of `problem`.
 
-    Values are normal with a spread from group to group. They are drawn and quantised on the CPU, so that a seed
-    means the same bytes on every device, and moved.
+    Values are normal with a spread from group to group. They are drawn on the CPU and quantised where they are to be,
+    which gives the same bytes on every device: the quantiser consists of correctly rounded operations.
 
     Args:
         problem: what is to be computed.
@@ -104,6 +118,91 @@ def make_operands(problem: Problem, device: Device, seed: int) -> Operands:
     out_dtype = {OutDtype.BF16: torch.bfloat16, OutDtype.FP16: torch.float16, OutDtype.FP32: torch.float32}
     out = torch.empty(rows, problem.n, dtype=out_dtype[problem.out_dtype], device=target)
     return Operands(problem, a, b, offsets, alpha, out, seed)
+
+
+def touched_bytes(problem: Problem, seed: int) -> int:
+    """Bytes that one call on the operands of (problem, seed) reads and writes at least, each once.
+
+    Scales count in one layout. Of a grouped problem only the experts that have rows are read; 0 if none has.
+    """
+    rows, experts = drawn_load(problem, seed)
+    one = replace(problem, m=1, op=Op.DENSE, experts=0, experts_total=0, top_k=0, routing=Routing.UNIFORM)
+    of_a_row = one.operand_bytes - one.weight_bytes
+    return rows * of_a_row + experts * one.weight_bytes if rows else 0
+
+
+def operand_sets(operands: Operands, device: Device) -> list[Operands]:
+    """Sets to rotate through, so that none of what a call reads is still in L2 when it runs.
+
+    Between two runs on one set the others touch COLD_L2 times the L2. Every set has its own A and out. A dense set has
+    its own B. Grouped sets share one B, and each gives the same rows to experts that no other set uses; once too few
+    experts are left for that, B is copied and its experts are dealt again. Copies are equal byte for byte: dense sets
+    have the same result, and so have grouped sets with equal offsets.
+
+    Args:
+        operands: the first set.
+        device: where they are.
+
+    Returns:
+        At least one, at most MAX_SETS, and no more than fit into half of the memory that is free, with a layout of a
+        backend's own for every B; only `operands` on a CPU, where a call runs warm.
+    """
+    touched = touched_bytes(operands.problem, operands.seed)
+    if device.kind == "cpu" or not touched:
+        return [operands]
+    wanted = min(MAX_SETS, 1 + math.ceil(COLD_L2 * (device.l2_bytes or _UNKNOWN_L2) / touched))
+    deals = [None] if operands.offsets is None else _deals(operands.offsets)
+    # Beside out, a copy of a right result and, as every deal has its own, the reference in float32.
+    for_rows = _bytes_of(operands.a) + 2 * _bytes_of(operands.out) + 4 * operands.out.numel()
+    left = _free_bytes(device) // 2
+    base, sets = operands, [operands]
+    for i in range(1, wanted):
+        copies_b = i % len(deals) == 0
+        left -= for_rows + 2 * _bytes_of(operands.b) * copies_b
+        if left < 0:
+            break
+        if copies_b:
+            base = replace(operands, b=_copy(operands.b), packed={})
+        sets.append(
+            replace(base, a=_copy(operands.a), out=operands.out.new_empty(operands.out.shape),
+                    offsets=deals[i % len(deals)])
+        )  # fmt: skip
+    return sets
+
+
+def _deals(offsets: torch.Tensor) -> list[torch.Tensor]:
+    """Offsets that give the same rows to other experts, no expert twice; the first are `offsets` themselves."""
+    counts = offsets.diff()
+    busy = counts.nonzero().flatten()
+    order = [*busy.tolist(), *(counts == 0).nonzero().flatten().tolist()]
+    deals = [offsets]
+    for first in range(len(busy), len(order) - len(busy) + 1, len(busy)):
+        dealt = counts.new_zeros(counts.shape)
+        dealt[sorted(order[first : first + len(busy)])] = counts[busy]
+        shifted = offsets.new_zeros(offsets.shape)
+        shifted[1:] = dealt.cumsum(dim=0)
+        deals.append(shifted)
+    return deals
+
+
+def _tensors(x: Quantized | torch.Tensor) -> Sequence[torch.Tensor]:
+    return (x.packed, x.scale, x.scale_128x4, x.global_scale) if isinstance(x, Quantized) else (x,)
+
+
+def _bytes_of(x: Quantized | torch.Tensor) -> int:
+    return sum(t.numel() * t.element_size() for t in _tensors(x))
+
+
+def _copy(x: Quantized | torch.Tensor) -> Quantized | torch.Tensor:
+    return Quantized(*(t.clone() for t in _tensors(x))) if isinstance(x, Quantized) else x.clone()
+
+
+def _free_bytes(device: Device) -> int:
+    """Device memory that can still be had: what the driver has left, and what torch keeps without using it."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(device.index)
+    return int(free + torch.cuda.memory_reserved(device.index) - torch.cuda.memory_allocated(device.index))
 
 
 def required_bytes(problem: Problem) -> int:
@@ -162,20 +261,20 @@ def _draw(
     bank_rows = min(matrices * rows, max(1, _BANK // k))
     groups = -(-k // NVFP4_GROUP)
     spread = torch.empty(bank_rows, groups, 1).uniform_(-_SPREAD, _SPREAD, generator=generator).exp2_()
-    values = torch.empty(bank_rows, groups, NVFP4_GROUP).normal_(generator=generator).mul_(spread).flatten(1)[:, :k]
+    drawn = torch.empty(bank_rows, groups, NVFP4_GROUP).normal_(generator=generator).mul_(spread).flatten(1)[:, :k]
+    values = drawn.contiguous().to(target)
     windows = list(_windows(matrices, rows, bank_rows, generator))
 
     def assemble(bank: torch.Tensor) -> torch.Tensor:
         """Copy the bank's windows to their places in a tensor of the operand's shape."""
         out = torch.empty(matrices * rows, bank.shape[1], dtype=bank.dtype, device=target)
-        bank = bank.to(target)
         for start, source, count in windows:
             out[start : start + count] = bank[source : source + count]
         return out.view(*stack, rows, bank.shape[1])
 
     if not quantised:
         return assemble(values.to(torch.bfloat16))
-    q = nvfp4.quantize(values.contiguous())
+    q = nvfp4.quantize(values)
     scale = assemble(q.scale.view(torch.uint8))
     scale_128x4 = torch.empty(*stack, nvfp4.swizzled_bytes(rows, k // NVFP4_GROUP), dtype=torch.uint8, device=target)
     for linear, swizzled in zip(
@@ -186,7 +285,7 @@ def _draw(
     if stack:
         factor = torch.empty(matrices).uniform_(-_SPREAD / 2, _SPREAD / 2, generator=generator).exp2_()
     return Quantized(
-        assemble(q.packed), scale.view(torch.float8_e4m3fn), scale_128x4, (q.global_scale * factor).to(target)
+        assemble(q.packed), scale.view(torch.float8_e4m3fn), scale_128x4, q.global_scale * factor.to(target)
     )
 
 

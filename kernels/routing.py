@@ -7,6 +7,7 @@ so that a seed means the same rows on every device.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .errors import InvalidInputError
@@ -82,6 +83,15 @@ def draw_offsets(problem: Problem, seed: int) -> torch.Tensor:
     offsets = torch.zeros(problem.experts + 1, dtype=torch.int64)
     torch.cumsum(counts[: problem.experts], dim=0, out=offsets[1:])
     return offsets
+
+
+@lru_cache(maxsize=1024)
+def drawn_load(problem: Problem, seed: int) -> tuple[int, int]:
+    """(rows on this rank, experts that have any) of what `draw_offsets` gives; (M, 1) for dense."""
+    if problem.op is Op.DENSE:
+        return problem.m, 1
+    offsets = draw_offsets(problem, seed)
+    return int(offsets[-1]), int((offsets.diff() > 0).sum())
 
 
 def _popularity(experts: int, generator: torch.Generator) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """`torch.dequant`: dequantise weights with torch on a CUDA device, then cuBLAS.
 
-The baseline that needs no FP4 hardware: what a server pays when it has nothing better for NVFP4 weights on Ampere,
-Ada or Hopper, and what a native kernel must beat elsewhere.
+Needs no FP4 hardware: what a server pays when it has nothing better for NVFP4 weights on Ampere, Ada or Hopper, and
+what a native kernel must beat elsewhere.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from . import _torch_cuda
 from .backend import Availability, Config, ConfigValue, Parameter, Space
 from .dequant_space import block_values, check_config, dequant_space
-from .device import cublas_version, driver_version
 from .errors import UnsupportedError
 from .problem import Format, Op, OutDtype
 
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
 _BLOCKS = (512, 1024, 2048, 4096, 8192, 16384)
 _MAX_BLOCK_BYTES = 256 << 20
 _MORE_AT_ONCE = ("block_n", "experts_per_step")
-_MIN_CAPABILITY = (8, 0)
-"""First compute capability with BF16 tensor cores."""
 
 
 class TorchDequant:
-    """The baseline on CUDA devices from SM80 on.
+    """For CUDA devices from SM80 on.
 
     Parameters:
         decode: `lookup` (a byte indexes its pair of values) or `arithmetic` (bit operations on weights that are
@@ -45,37 +43,11 @@ class TorchDequant:
 
     def probe(self, device: Device) -> Availability:
         """Available on a CUDA device from SM80 on that this build of torch has kernels for."""
-        unfit = _unfit(device)
-        if unfit:
-            return Availability(False, unfit)
-        try:
-            import torch
-
-            if not torch.cuda.is_available() or device.index >= torch.cuda.device_count():
-                return Availability(False, f"PyTorch {torch.__version__} does not see CUDA device {device.index}.")
-            built_for = torch.cuda.get_arch_list()
-            if not _can_run(_capability(device), built_for):
-                return Availability(
-                    False, f"PyTorch {torch.__version__} was built for {', '.join(built_for)}, and {device.name} "
-                    f"has compute capability {device.compute_capability}.",
-                )  # fmt: skip
-        except Exception as error:  # noqa: BLE001 - a broken installation may raise anything, and probe never does
-            return Availability(False, f"PyTorch cannot be used ({error}); install torch with CUDA.")
-        return Availability(True)
+        return _torch_cuda.probe(device)
 
     def versions(self, device: Device) -> dict[str, str]:  # noqa: ARG002 - part of the protocol
         """torch, CUDA, cuBLAS and the driver, as far as they are there."""
-        try:
-            import torch
-        except Exception:  # noqa: BLE001 - probe says why; without torch there are no versions
-            return {}
-        versions = {
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda or "",
-            "cublas": cublas_version(),
-            "driver": driver_version(),
-        }
-        return {name: version for name, version in versions.items() if version}
+        return _torch_cuda.versions()
 
     def space(self, problem: Problem, device: Device) -> Space:
         """See the class."""
@@ -112,80 +84,20 @@ class TorchDequant:
     def prepare(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], None]:
         """The callable launches on the current stream and can be captured into a CUDA graph."""
         check_config(self.name, config, _space(problem))
-        import torch
-
         from .dequant_gemm import prepare_dequant
 
-        gemm = prepare_dequant(operands, _plan(problem, config))
-        matmul = torch.backends.cuda.matmul
-
-        def run() -> None:
-            # Without this cuBLAS may round the partial sums of a split-K product to the operands' 16 bits.
-            before = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
-            matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False
-            try:
-                with torch.inference_mode():
-                    gemm()
-            finally:
-                (
-                    matmul.allow_bf16_reduced_precision_reduction,
-                    matmul.allow_fp16_reduced_precision_reduction,
-                ) = before
-
-        return run
+        # Partial sums rounded to 16 bits would be too wrong for FP32 results.
+        return _torch_cuda.with_matmul_settings(prepare_dequant(operands, _plan(problem, config)), reduced_sums=False)
 
     def _check_device(self, device: Device) -> None:
-        unfit = _unfit(device)
+        unfit = _torch_cuda.why_unfit(device)
         if unfit:
             raise UnsupportedError(f"{self.name} cannot be used. {unfit}")
 
 
-def _unfit(device: Device) -> str:
-    """Why this kind of device can never be used, or nothing."""
-    if device.kind != "cuda":
-        return f"It needs a CUDA device, and {device.name} is a {device.kind} device."
-    if _capability(device) < _MIN_CAPABILITY:
-        return (
-            f"It needs compute capability 8.0 (BF16 tensor cores), and {device.name} has {device.compute_capability}."
-        )
-    return ""
-
-
-def _capability(device: Device) -> tuple[int, int]:
-    """`9.0` as (9, 0)."""
-    major, minor = device.compute_capability.split(".")
-    return int(major), int(minor)
-
-
-def _can_run(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
-    """Whether one of torch's targets (`sm_90`, `compute_90`) runs on `capability`.
-
-    Machine code runs on the same major version from its minor version on, PTX on everything later (CUDA programming
-    guide, binary and PTX compatibility).
-    """
-    for target in built_for:
-        kind, _, digits = target.partition("_")
-        number = digits.rstrip("af")
-        if not number.isdigit():
-            continue
-        major, minor = int(number[:-1]), int(number[-1])
-        if (kind == "sm" and major == capability[0] and minor <= capability[1]) or (
-            kind == "compute" and (major, minor) <= capability
-        ):
-            return True
-    return False
-
-
-def _wide_products() -> bool:
-    """Whether torch.mm can multiply 16-bit operands into float32: CUDA only, from torch 2.8 on."""
-    import torch
-
-    return torch.cuda.is_available() and hasattr(torch.ops.aten.mm, "dtype_out")
-
-
 def _space(problem: Problem) -> Space:
     dtypes: tuple[ConfigValue, ...] = ("bfloat16", "float16") if problem.format is Format.NVFP4 else ("bfloat16",)
-    if problem.out_dtype is not OutDtype.BF16 and not _wide_products():
+    if problem.out_dtype is not OutDtype.BF16 and not _torch_cuda.wide_products():
         is_enough = problem.out_dtype is OutDtype.FP16 and "float16" in dtypes
         dtypes = ("float16",) if is_enough else ("float32",)
     parameters = (

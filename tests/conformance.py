@@ -1,20 +1,27 @@
 """What every backend must do, as the docstring of fp4tune.kernels.backend promises it.
 
 Each check takes a backend and a device, and is run on every backend that the machine offers, on every device that the
-backend says it can use. A new backend needs no test of its own to be covered by these.
+backend says it can use. A new backend needs no test of its own to be covered by these. To refuse a problem in `space`
+is right; to compute it wrongly never is.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import multiprocessing
+import os
 import random
-from collections.abc import Iterator, Sequence
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import fields
 
 import pytest
 import torch
 from fp4tune.kernels import oracle
-from fp4tune.kernels.backend import Backend, Config, Space, config_key, load_backends
+from fp4tune.kernels.backend import Backend, Compiling, Config, Space, can_serve, config_key, load_backends
 from fp4tune.kernels.device import Device
 from fp4tune.kernels.errors import UnsupportedError
 from fp4tune.kernels.operands import Operands, Quantized, make_operands
@@ -26,6 +33,7 @@ REPEATS = 3
 _DENSE = (
     # Every M around the tile sizes of real kernels, N and K that no tile divides; K = 80 leaves half a pair of groups.
     "1x72x80", "3x200x208", "16x72x208", "17x200x80", "64x72x80", "127x200x208", "128x72x208", "200x200x80",
+    "1024x200x208",
     # A column, a single group, a tile and one more, several blocks.
     "5x1x16", "1x129x512", "33x600x64", "2x1x1040",
 )  # fmt: skip
@@ -37,6 +45,8 @@ _GROUPED = (
     ("e6k2:300x72x80", Routing.ONE_HOT),
     # Nearly all experts empty.
     ("e64k1:3x40x32", Routing.UNIFORM),
+    # Many rows for each, unevenly.
+    ("e8k2:1024x72x80", Routing.POWER_LAW),
     # A rank of several: the number of rows is whatever the routing gives, and can be none at all.
     ("e4of16k2:64x72x80", Routing.UNIFORM),
     ("e4of16k2:64x200x64", Routing.POWER_LAW),
@@ -69,6 +79,7 @@ def check_identity(name: str, backend: Backend, device: Device) -> None:
     assert versions, "a backend without versions can never become stale"
     assert all(isinstance(k, str) and isinstance(v, str) and k and v for k, v in versions.items())
     assert type(backend)().versions(device) == versions
+    assert all(can_serve(backend, problem) in (True, False) for problem in problems())
 
 
 def check_probe(backend: Backend, device: Device) -> None:
@@ -106,37 +117,105 @@ def check_space(backend: Backend, problem: Problem, device: Device) -> None:
     assert [config_key(c) for c in backend.seeds(problem, device)] == keys[1:]
 
 
-def check_results(backend: Backend, problem: Problem, device: Device, *, n_configs: int, seed: int = 0) -> int:
+def configs_of(backend: Backend, problem: Problem, device: Device, *, n_configs: int) -> list[Config]:
+    """The default, every seed and some configs from all over the space; nothing if the problem is refused."""
+    try:
+        space = backend.space(problem, device)
+    except UnsupportedError:
+        return []
+    chosen = [backend.default(problem, device), *backend.seeds(problem, device)]
+    return [*chosen, *sample(space, n_configs, seed_of(problem))]
+
+
+def check_results(
+    backend: Backend,
+    problem: Problem,
+    device: Device,
+    *,
+    n_configs: int,
+    deadline: float = math.inf,
+    replay: bool = False,
+) -> int:
     """The default, every seed and some configs of the space are right, each time, and touch nothing but `out`.
+
+    Args:
+        backend: what is checked.
+        problem: what is computed, on operands that no other case has.
+        device: where.
+        n_configs: how many configs of the space.
+        deadline: by time.monotonic; after it no further config is begun. The default always is.
+        replay: check each config in a CUDA graph, too.
 
     Returns:
         How many configs ran.
     """
-    try:
-        space = backend.space(problem, device)
-    except UnsupportedError:
+    configs = configs_of(backend, problem, device, n_configs=n_configs)
+    if not configs:
         return 0
-    operands = make_operands(problem, device, seed)
+    operands = make_operands(problem, device, seed_of(problem))
     before = [(name, tensor.clone()) for name, tensor in tensors(operands) if name != "out"]
     expected = oracle.reference(operands)
-    default, seeds = backend.default(problem, device), list(backend.seeds(problem, device))
     ran = 0
-    for i, config in enumerate([default, *seeds, *sample(space, n_configs, seed)]):
+    for i, config in enumerate(configs):
+        if i and time.monotonic() > deadline:
+            break
         try:
             run = backend.prepare(problem, operands, config)
         except UnsupportedError:
             assert i, "the default must be prepared"
             continue
-        for repeat in range(REPEATS):
+        ways = {"run": run} | ({"replay": captured(run)} if replay else {})
+        for (way, call), repeat in itertools.product(ways.items(), range(REPEATS)):
             oracle.poison(operands.out)
-            run()
+            call()
             verdict = oracle.compare(operands.out, operands, expected)
-            assert verdict.ok, f"{problem.key} {config_key(config)}, run {repeat}: {verdict.sentence}"
+            assert verdict.ok, f"{problem.key} {config_key(config)}, {way} {repeat}: {verdict.sentence}"
         ran += 1
     after = dict(tensors(operands))
     for name, tensor in before:
         assert same_bytes(after[name], tensor), f"{problem.key}: {name} was changed"
     return ran
+
+
+def captured(run: Callable[[], None]) -> Callable[[], None]:
+    """`run` as servers run it: captured into a CUDA graph, after one call on a side stream as capturing demands."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def compile_ahead(backend: Backend, cases: Sequence[tuple[Problem, Config]], device: Device, *, within_s: float) -> int:
+    """Compile configs on all cores into the backend's cache, if it compiles, so that a check waits less for compilers.
+
+    A config that does not compile says so when it is prepared.
+
+    Returns:
+        How many were compiled in time.
+    """
+    if not isinstance(backend, Compiling) or not cases:
+        return 0
+    context = multiprocessing.get_context("spawn")
+    cores = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(min(16, cores, len(cases)), context, _without_gpu) as pool:
+        futures = [pool.submit(backend.compile, problem, device, config) for problem, config in cases]
+        done, _ = wait(futures, timeout=within_s)
+        pool.shutdown(wait=False, cancel_futures=True)
+    return sum(future.exception() is None for future in done)
+
+
+def _without_gpu() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def seed_of(problem: Problem) -> int:
+    """A seed of its own for every problem, the same in every process."""
+    return zlib.crc32(problem.key.encode())
 
 
 def check_refuses_nonsense(backend: Backend, problem: Problem, device: Device) -> None:

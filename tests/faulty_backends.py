@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
-from fp4tune.kernels.backend import Availability, Config, ConfigValue, Parameter, Space
+from fp4tune.kernels.backend import Availability, Config, ConfigValue, Parameter, Space, StaticFacts
 from fp4tune.kernels.device import Device
 from fp4tune.kernels.errors import UnsupportedError
 from fp4tune.kernels.operands import Operands
@@ -122,3 +124,39 @@ class FaultyBackend:
                 operands.out[:, -8:] = 0
 
         return run
+
+
+class Meddler(Unparametrised):
+    """Right, but changes an operand."""
+
+    name = "test.meddler"
+
+    def prepare(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], None]:
+        right = super().prepare(problem, operands, config)
+        operands.alpha.mul_(2)
+        return right
+
+
+class CompilingBackend(FaultyBackend):
+    """Compiles to a file that says by which process it was made, and which GPUs that one saw."""
+
+    def __init__(self, cache: str) -> None:
+        super().__init__("test.compiling", only=("none", "slow", "compiler_raises"))
+        self._cache = cache
+
+    def compile(self, problem: Problem, device: Device, config: Config) -> StaticFacts:
+        if config["fault"] == "compiler_raises":
+            raise RuntimeError("ptxas fatal: something")
+        said = f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}"
+        (Path(self._cache) / str(config["fault"])).write_text(said)
+        return StaticFacts("sm_90a", 128, 0, 1024, {})
+
+
+class Reference(FaultyBackend):
+    """Fast, right and only there to compare with."""
+
+    def __init__(self, name: str = "test.reference") -> None:
+        super().__init__(name, only=("none", "slow", "raises"))
+
+    def serves(self, problem: Problem) -> bool:
+        return False

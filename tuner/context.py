@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ..db.records import Roofs
 from ..kernels.backend import Backend
 from ..kernels.device import Device, Environment
 from .events import Event
@@ -22,6 +23,7 @@ class JobSettings:
         finals_s: seconds for the finals of a problem. finals_rounds: most rounds of the finals.
         seed: of operands, sampler and orders.
         effort: how hard a trial of the search is measured.
+        policy: the measuring policy that was asked for; empty for what the device is measured by if nobody asks.
     """
 
     trials: int = 64
@@ -30,6 +32,7 @@ class JobSettings:
     finals_rounds: int = 40
     seed: int = 0
     effort: Effort = field(default_factory=Effort)
+    policy: str = ""
 
 
 class StopFlag:
@@ -54,6 +57,7 @@ class JobContext:
         settings: how hard to search.
         tell: told every event; must not raise.
         stop: looked at between trials.
+        roofs: what the card reaches at most, if it was measured; then trials get their share of it.
     """
 
     environment: Environment
@@ -62,6 +66,7 @@ class JobContext:
     settings: JobSettings
     tell: Callable[[Event], None] = _ignore
     stop: StopFlag = field(default_factory=StopFlag)
+    roofs: Roofs | None = None
 
     @property
     def device(self) -> Device:

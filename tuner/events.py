@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..db.records import RunProblem, RunStatus, TrialStatus
+from ..db.records import Choice, RunProblem, RunStatus, TrialStatus
 from ..kernels.device import Environment
 from .executor import Candidate
 from .select import Selection
@@ -81,13 +81,16 @@ class ProblemDone:
     """A problem is done.
 
     Attributes:
-        position: of the problem. item: the problem. selection: None if nothing can run it. outcome: one sentence.
+        position: of the problem. item: the problem. outcome: one sentence.
+        selection: what is served from now on; None if nothing can run it, or if what was served before stays.
+        baseline: the fastest baseline, measured in the rounds of the finals, if there is one.
     """
 
     position: int
     item: RunProblem
     selection: Selection | None
     outcome: str
+    baseline: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,19 +15,21 @@ from ..db.records import (
     NewWinner,
     Page,
     RunProblem,
+    RunProblemState,
     RunStatus,
     Trial,
     TrialFilter,
     WinnerFilter,
 )
 from ..db.store import Store
+from ..kernels.backend import can_serve
 from ..kernels.errors import InvalidInputError, OutOfMemoryError, UnsupportedError
 from ..kernels.problem import Problem
 from .context import JobContext
 from .events import ProblemDone, ProblemStarted, RunDone, RunStarted
 from .executor import Candidate
 from .problem_run import ProblemRun
-from .search import Arm, Search
+from .search import Arm, Search, first_candidates
 from .select import Selection
 from .writer import TrialWriter
 
@@ -81,7 +83,12 @@ class TuningJob:
         """
         if not items:
             raise InvalidInputError("There is nothing to tune: no problem was given.")
-        settings = {**asdict(self._context.settings), "backends": sorted(self._context.backends), **(extra or {})}
+        settings = {
+            **asdict(self._context.settings),
+            "policy": self._context.executor.policy,
+            "backends": sorted(self._context.backends),
+            **(extra or {}),
+        }
         run_id = self._store.create_run(
             NewRun(
                 environment=self._context.environment,
@@ -100,7 +107,8 @@ class TuningJob:
         """Go on with a run that was interrupted or killed: done problems are skipped, committed trials are kept.
 
         Raises:
-            NotFoundError: no such run. BusyError: it is alive. InvalidInputError: it is finished, or ran elsewhere.
+            NotFoundError: no such run. BusyError: it is alive. InvalidInputError: it is finished, ran elsewhere, or
+                was measured by another policy.
         """
         run = self._store.run(run_id)
         if run.status is RunStatus.FINISHED:
@@ -110,6 +118,12 @@ class TuningJob:
             raise InvalidInputError(
                 f"Run {run.id} belongs to environment {run.environment_fingerprint} and this is {here}: timings of "
                 "two environments cannot be mixed; start a new run."
+            )
+        policy = self._context.executor.policy
+        if (run.settings.get("policy") or policy) != policy:
+            raise InvalidInputError(
+                f"Run {run.id} is measured by policy {run.settings['policy']} and this would be {policy}: figures of "
+                "two policies are never compared; resume it with its own, or start a new run."
             )
         self._store.take_over_run(run.id, host=platform.node(), pid=os.getpid())
         return self._execute(run.id)
@@ -122,9 +136,10 @@ class TuningJob:
             n_done = sum(state.done for state in states)
             self._context.tell(RunStarted(run_id, self._context.environment, len(states), n_done))
             with TrialWriter(self._store, run_id) as writer:
-                for state in states:
-                    if not state.done and not stop.requested:
-                        n_winners += self._problem(run_id, state.position, state.item, writer)
+                left = [state for state in states if not state.done]
+                for state, following in zip(left, [*left[1:], None], strict=True):
+                    if not stop.requested:
+                        n_winners += self._problem(run_id, state, following, writer)
         except BaseException as error:
             # What is committed stays. Say how the run ended; the caller sees the error itself.
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
@@ -138,9 +153,11 @@ class TuningJob:
         self._context.tell(RunDone(run_id, status, n_winners, self._store.run(run_id).n_trials))
         return JobResult(run_id, status, n_winners, self._n_served)
 
-    def _problem(self, run_id: str, position: int, item: RunProblem, writer: TrialWriter) -> int:
-        """Tune one problem. Returns how many winners it stored: 1 or 0."""
-        problem = item.problem
+    def _problem(
+        self, run_id: str, state: RunProblemState, following: RunProblemState | None, writer: TrialWriter
+    ) -> int:
+        """Tune one problem, and prepare for the one that follows. Returns how many winners it stored: 1 or 0."""
+        position, item, problem = state.position, state.item, state.item.problem
         earlier = self._earlier_trials(run_id, problem)
         current = self._current(problem)
         arms, refused = self._arms(problem, current)
@@ -152,7 +169,8 @@ class TuningJob:
         for backend, reason in refused.items():
             if backend not in known:
                 run.refuse(backend, reason)
-        selection, outcome = self._tune(run, search, arms)
+        selection, outcome = self._tune(run, search, arms, following.item.problem if following else None)
+        baseline = selection.baseline if selection else None
         if selection is not None and current is not None and search.musts_left:
             # Stopped before what is served now had its turn: what was found has not been compared with it.
             selection, outcome = None, "what was served before is kept"
@@ -171,23 +189,32 @@ class TuningJob:
             outcome = f"interrupted; {outcome}"
         else:
             self._store.finish_problem(run_id, position, outcome)
-        self._context.tell(ProblemDone(position, item, selection, outcome))
+        self._context.tell(ProblemDone(position, item, selection, outcome, baseline))
         self._n_served += selection is not None or current is not None
         return int(selection is not None)
 
-    def _tune(self, run: ProblemRun, search: Search, arms: Sequence[Arm]) -> tuple[Selection | None, str]:
+    def _tune(
+        self, run: ProblemRun, search: Search, arms: Sequence[Arm], following: Problem | None
+    ) -> tuple[Selection | None, str]:
         """Search and finals. What is selected, if anything, and one sentence about it."""
-        if not arms:
-            return None, "no backend can run it"
+        if all(arm.is_baseline for arm in arms):
+            return None, "no backend can run it" + (", baselines apart" if arms else "")
         try:
             self._context.executor.open(run.problem, self._context.settings.seed)
         except (OutOfMemoryError, UnsupportedError) as error:
             return None, str(error)
         run.search()
+        self._prefetch(following)
         selection = run.finals({arm.backend: arm.space for arm in arms})
         if selection is not None:
             return selection, selection.sentence
         return None, "nothing was tried" if search.musts_left else "no config passed the correctness gate"
+
+    def _prefetch(self, following: Problem | None) -> None:
+        """While the device is busy with finals, compilers are idle: what the next problem tries first is known."""
+        if following is not None and not self._context.stop.requested:
+            arms, _ = self._arms(following, self._current(following))
+            self._context.executor.prefetch(following, first_candidates(arms))
 
     def _winner(self, run_id: str, problem: Problem, selection: Selection, run: ProblemRun) -> NewWinner:
         served = selection.served
@@ -206,8 +233,12 @@ class TuningJob:
         )
 
     def _current(self, problem: Problem) -> Choice | None:
-        """What is served for this problem in this environment now."""
-        here = WinnerFilter(problem_key=problem.key, environment_fingerprint=self._context.environment.fingerprint)
+        """What is served for this problem in this environment, measured by this policy, now."""
+        here = WinnerFilter(
+            problem_key=problem.key,
+            environment_fingerprint=self._context.environment.fingerprint,
+            policy=self._context.executor.policy,
+        )
         winners = self._store.winners(here, limit=1).items
         return winners[0].choice if winners else None
 
@@ -226,11 +257,12 @@ class TuningJob:
                 continue
             near = [choice.config for choice in neighbours if choice.backend == name][:NEIGHBOUR_SEEDS]
             served = current.config if current is not None and current.backend == name else None
-            arms.append(Arm(name, space, default, [*near, *seeds], served))
+            is_baseline = not can_serve(backend, problem)
+            arms.append(Arm(name, space, default, [*near, *seeds], served, is_baseline))
         return arms, refused
 
     def _neighbours(self, problem: Problem) -> list[Choice]:
-        """What is served on this device for problems that differ in M alone, nearest M first."""
+        """What is served on this device, by this policy, for problems that differ in M alone, nearest M first."""
         near = self._family(problem)
         return [choice for m, choice in sorted(near, key=lambda one: max(one[0], problem.m) / min(one[0], problem.m))]
 
@@ -238,7 +270,9 @@ class TuningJob:
         """(M, what is served) of the problem's family. Read from the store once, then kept up with by this job."""
         if self._families is None:
             self._families = {}
-            wanted = WinnerFilter(device_fingerprint=self._context.device.fingerprint)
+            wanted = WinnerFilter(
+                device_fingerprint=self._context.device.fingerprint, policy=self._context.executor.policy
+            )
             for winner in _all(lambda after: self._store.winners(wanted, limit=1000, after=after)):
                 self._family(winner.problem).append((winner.problem.m, winner.choice))
         return self._families.setdefault(replace(problem, m=1), [])

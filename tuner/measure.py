@@ -1,20 +1,16 @@
-"""How a prepared callable is timed: the policies, and the loop that repeats until the interval is tight."""
+"""The loop that repeats until a median is known well enough, and one sample under the eyes of a monitor."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from ..db.records import Timing
-from ..kernels.device import Device
+from ..db.records import Conditions, Timing
+from .clocks import Loaded
+from .monitor import BlindWatch, Watch
 from .stats import median_interval
-
-MIN_SAMPLE_S = 200e-6
-"""A sample spans at least this long: perf_counter costs about 0.1 µs and ticks in 1 ns on Linux,
-so clock error stays far under 0.1 %; shorter calls are repeated inside one sample."""
 
 HOPELESS_SAMPLES = 2
 """Samples that are looked at before a config is given up: one alone may have met a hiccup of the machine."""
@@ -47,102 +43,56 @@ class Effort:
     hopeless_factor: float = 2.0
 
 
-class Clock(Protocol):
-    """Times calls on one device.
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample.
 
     Attributes:
-        policy: name of the measuring policy, stored with every trial so that policies are never mixed.
+        us: microseconds per call. throttled: whether something held the clocks back before, during or after it.
     """
 
-    policy: str
-
-    def sample_us(self, run: Callable[[], None], calls: int) -> float:
-        """Run `calls` times; microseconds per call."""
-        ...
+    us: float
+    throttled: bool
 
 
-class CpuClock:
-    """Wall clock around synchronous calls, caches as the previous call left them."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What became of measuring one config.
 
-    policy = "cpu.warm"
-
-    def sample_us(self, run: Callable[[], None], calls: int) -> float:
-        """See Clock."""
-        start = time.perf_counter_ns()
-        for _ in range(calls):
-            run()
-        return (time.perf_counter_ns() - start) / 1e3 / calls
-
-
-class CudaEagerClock:
-    """CUDA events around calls launched one by one from the host: launch gaps included, L2 warm."""
-
-    policy = "cuda.eager"
-
-    def __init__(self, device: Device) -> None:
-        import torch
-
-        self._torch = torch
-        self._device = torch.device(device.torch_device)
-
-    def sample_us(self, run: Callable[[], None], calls: int) -> float:
-        """See Clock."""
-        cuda = self._torch.cuda
-        with cuda.device(self._device):
-            start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-            cuda.synchronize()
-            start.record()
-            for _ in range(calls):
-                run()
-            end.record()
-            end.synchronize()
-            return float(start.elapsed_time(end)) * 1e3 / calls
-
-
-def clock_for(device: Device) -> Clock:
-    """The clock of a device's kind."""
-    return CpuClock() if device.kind == "cpu" else CudaEagerClock(device)
-
-
-def warm_up(clock: Clock, run: Callable[[], None], effort: Effort, *, ran_s: float) -> float:
-    """Run until the callable has run for `effort.warmup_s` in all; microseconds of the last call.
-
-    Args:
-        clock: times the calls.
-        run: the prepared callable.
-        effort: how long to warm up.
-        ran_s: how long its last call took just before, in seconds; a long one needs no more warming.
+    Attributes:
+        timing: median, interval and samples; those that were throttled are among them.
+        conditions: what the device was like meanwhile; None where nothing can be seen.
     """
-    call_us = ran_s * 1e6
-    deadline = time.monotonic() + effort.warmup_s - ran_s
-    while call_us <= 0 or time.monotonic() < deadline:
-        call_us = clock.sample_us(run, 1)
-    return call_us
+
+    timing: Timing
+    conditions: Conditions | None
 
 
-def calls_per_sample(call_us: float) -> int:
-    """How many calls make a sample of at least MIN_SAMPLE_S."""
-    return max(1, round(MIN_SAMPLE_S * 1e6 / call_us))
+def take_sample(loaded: Loaded, watch: Watch, *, after_others: bool = False) -> Sample:
+    """One sample, watched. `after_others`: see Loaded.sample_us."""
+    watch.before()
+    us = loaded.sample_us(after_others=after_others, meanwhile=watch.during)
+    return Sample(us, watch.after())
 
 
-def measure(
-    clock: Clock, run: Callable[[], None], effort: Effort, *, ran_s: float = 0.0, best_us: float | None = None
-) -> Timing:
-    """Time a callable until its median is known well enough, or the budget is out.
+def take_samples(
+    loaded: Loaded, effort: Effort, *, watch: Watch | None = None, best_us: float | None = None
+) -> Measured:
+    """Time calls until their median is known well enough, or the budget is out.
 
     Args:
-        clock: times the calls.
-        run: the prepared callable; its result has already been checked.
+        loaded: the calls; their results have already been checked.
         effort: when to stop.
-        ran_s: how long its last call took just before, in seconds.
+        watch: looks on; None for nobody.
         best_us: the best median so far of this problem, for giving up early.
     """
+    watch = watch or BlindWatch()
     deadline = time.monotonic() + effort.budget_s
-    calls = calls_per_sample(warm_up(clock, run, effort, ran_s=ran_s))
+    loaded.warm_up(effort.warmup_s)
     hopeless_us = effort.hopeless_factor * best_us if best_us is not None and effort.hopeless_factor > 0 else math.inf
     samples: list[float] = []
     while True:
-        samples.append(clock.sample_us(run, calls))
+        samples.append(take_sample(loaded, watch).us)
         n = len(samples)
         if HOPELESS_SAMPLES <= n <= effort.min_samples and min(samples) > hopeless_us:
             break
@@ -153,10 +103,10 @@ def measure(
         tight = n % effort.min_samples == 0 and median_interval(samples).half_width < effort.target_half_width
         if tight or n >= effort.max_samples or now >= deadline:
             break
-    return timing_of(samples)
+    return Measured(timing_of(samples), watch.conditions())
 
 
-def timing_of(samples: list[float]) -> Timing:
+def timing_of(samples: Sequence[float]) -> Timing:
     """What samples in microseconds say."""
     interval = median_interval(samples)
     return Timing(interval.median, interval.low, interval.high, samples, len(samples))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 from ..db.records import NewTrial, Origin, Trial, TrialStatus
@@ -18,7 +19,10 @@ from .writer import TrialWriter
 
 
 class ProblemRun:
-    """Proposes, evaluates, stores and tells, until the budget or the candidates are out.
+    """Proposes, submits, collects, stores and tells, until the budget or the candidates are out.
+
+    As many candidates as the executor wants are in flight. What is in flight when the search ends is not stored, so a
+    resume may propose it again.
 
     Args:
         context: of the job.
@@ -48,9 +52,12 @@ class ProblemRun:
         self._search = search
         self._writer = writer
         self._searched: list[Searched] = []
+        self._in_flight: dict[str, Proposal] = {}
         self._numbers: dict[str, int] = {}
         self._next_number = 1 + max((trial.number for trial in earlier), default=-1)
         self._n_search = 0
+        self._floor_us: float | None = None
+        self._deadline = 0.0
         self._spent_s = 0.0
         for trial in earlier:
             # A refused problem is stored without a config; a backend without parameters has an empty one that ran.
@@ -73,28 +80,53 @@ class ProblemRun:
         self._store(Candidate(backend, {}), Origin.DEFAULT, refused)
 
     def search(self) -> None:
-        """Try candidates until the trials, the seconds or the candidates are out, or a stop is requested."""
-        settings = self._context.settings
-        started = time.monotonic()
-        while not self._context.stop.requested:
-            left_s = settings.budget_s - self._spent_s - (time.monotonic() - started)
-            left = settings.trials - self._n_search
-            # Always tried, however small the budget: what the user has today must not be lost.
-            if not self._search.musts_left and (left_s <= 0 or left <= 0):
-                return
-            proposal = self._search.propose(trials_left=max(1, left))
-            if proposal is None:
-                return
-            self._try(proposal, left_s)
+        """Try candidates until the trials, the seconds or the candidates are out, or a stop is requested.
+
+        Seconds are those of the wall clock: the device's and those spent waiting for it or for a compiler.
+        """
+        settings, executor = self._context.settings, self._context.executor
+        self._deadline = time.monotonic() + settings.budget_s - self._spent_s
+        with ThreadPoolExecutor(1, "fp4tune-proposer") as proposer:
+            while not self._context.stop.requested:
+                while len(self._in_flight) < max(1, executor.lookahead) and (proposal := self._propose()):
+                    self._submit(proposal)
+                # What must be tried is waited for, however small the budget.
+                if not self._in_flight or (self._left_s <= 0 and not self._search.musts_left):
+                    break
+                # The sampler takes some ten milliseconds, in which the device need not wait for it.
+                ahead = proposer.submit(self._propose) if executor.lookahead > 1 else None
+                candidate, evaluation = executor.collect(settings.effort, best_us=self._best_us(defaults_only=False))
+                proposal = ahead.result() if ahead is not None else None
+                self._finish(self._in_flight.pop(candidate_key(candidate)), evaluation)
+                if proposal is not None and not self._context.stop.requested:
+                    self._submit(proposal)
+        self._in_flight.clear()
+
+    def _propose(self) -> Proposal | None:
+        """The next candidate, if the budget has room for one more."""
+        left = self._context.settings.trials - self._n_search - len(self._in_flight)
+        # Always tried, however small the budget: what the user has today must not be lost.
+        if not self._search.musts_to_propose and (self._left_s <= 0 or left <= 0):
+            return None
+        return self._search.propose(trials_left=max(1, left))
+
+    def _submit(self, proposal: Proposal) -> None:
+        self._in_flight[candidate_key(proposal.candidate)] = proposal
+        self._context.executor.submit(proposal.candidate)
+
+    @property
+    def _left_s(self) -> float:
+        """Seconds of the problem's budget that are left; negative if it is overrun."""
+        return self._deadline - time.monotonic()
 
     def finals(self, spaces: Mapping[str, Space]) -> Selection | None:
-        """Re-measure the finalists interleaved with the defaults and pick what is served.
+        """Re-measure the finalists interleaved with the defaults and the baselines, and pick what is served.
 
         Args:
             spaces: each backend's space, for the tie rule.
 
         Returns:
-            None if no config runs.
+            None if no config runs that could be served.
         """
         settings = self._context.settings
         # Six rounds are the fewest; with calls that take seconds they may take four times the budget, and no more.
@@ -113,10 +145,8 @@ class ProblemRun:
             self._store(entrant.candidate, Origin.FINAL, evaluation)
         return select(entrants, evaluations, spaces)
 
-    def _try(self, proposal: Proposal, left_s: float) -> None:
-        evaluation = self._context.executor.evaluate(
-            proposal.candidate, self._context.settings.effort, best_us=self._best_us(defaults_only=False)
-        )
+    def _finish(self, proposal: Proposal, evaluation: Evaluation) -> None:
+        """Store what became of a proposal, learn from it, tell it."""
         time_us = evaluation.timing.time_us if evaluation.timing else None
         number = self._store(proposal.candidate, proposal.origin, evaluation)
         self._learn(proposal.candidate, time_us, proposal.origin)
@@ -130,7 +160,7 @@ class ProblemRun:
                 best_us=self._best_us(defaults_only=False),
                 default_us=self._best_us(defaults_only=True),
                 error=evaluation.error.split("\n", 1)[0],
-                seconds_left=max(0.0, left_s - evaluation.wall_s),
+                seconds_left=max(0.0, self._left_s),
             )
         )
 
@@ -138,10 +168,25 @@ class ProblemRun:
         self._n_search += 1
         self._search.tell(candidate, time_us)
         if time_us is not None:
-            self._searched.append(Searched(candidate, time_us, is_default=origin is Origin.DEFAULT))
+            is_baseline = self._search.is_baseline(candidate.backend)
+            is_default = origin is Origin.DEFAULT and not is_baseline
+            self._searched.append(Searched(candidate, time_us, is_default=is_default, is_baseline=is_baseline))
 
     def _best_us(self, *, defaults_only: bool) -> float | None:
-        return min((s.time_us for s in self._searched if s.is_default or not defaults_only), default=None)
+        """The best median so far of what could be served."""
+        times = (s.time_us for s in self._searched if not s.is_baseline and (s.is_default or not defaults_only))
+        return min(times, default=None)
+
+    def _roof_share(self, evaluation: Evaluation) -> float | None:
+        """Time that the card's roofs allow at least, over the time it took; None without roofs or timing."""
+        roofs = self._context.roofs
+        if roofs is None or evaluation.timing is None:
+            return None
+        if self._floor_us is None:
+            from .roofs import floor_us
+
+            self._floor_us = floor_us(self.problem, roofs, self._context.settings.seed, self._context.device)
+        return self._floor_us / evaluation.timing.time_us
 
     def _store(self, candidate: Candidate, origin: Origin, evaluation: Evaluation) -> int:
         number, self._next_number = self._next_number, self._next_number + 1
@@ -165,6 +210,10 @@ class ProblemRun:
                 started_at=datetime.now(UTC) - timedelta(seconds=evaluation.wall_s),
                 wall_s=evaluation.wall_s,
                 policy=self._context.executor.policy,
+                compile_s=evaluation.compile_s,
+                conditions=evaluation.conditions,
+                roof_share=self._roof_share(evaluation),
+                facts=evaluation.facts,
             )
         )
         return number

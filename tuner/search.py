@@ -5,6 +5,10 @@ rebuilt on resume. The sampler proposes points that break constraints or were tr
 wanted GEMM trials in a brute-forced space and then ran dry), so proposals pass a filter: an illegal or known point
 is told FAIL for free, and after MAX_ASKS of them the next point is an untried neighbour of the best, else a random
 untried one.
+
+Several proposals may be pending at a time, and be told in any order: what is pending is never proposed again, and is a
+running trial of the study, which the sampler takes for a bad one (constant liar) so as not to crowd around it.
+Baselines are no part of the study: what cannot be served must not draw the sampler.
 """
 
 from __future__ import annotations
@@ -32,6 +36,12 @@ proportion to the trials so far (10 ms at 260), and a sampler that has settled p
 STARTUP_TRIALS = 8
 """Random trials of the sampler before its model is used, defaults and seeds included."""
 
+BASELINE_EVERY = 4
+"""At most every fourth trial is a baseline's, the defaults apart: it shows what the others are compared with."""
+
+MAX_BASELINE_CONFIGS = 16
+"""Configs of a baseline that are tried at most, its default and its seeds included."""
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -48,6 +58,7 @@ class Arm:
     Attributes:
         backend: backend name. space: its space. default: its default config. seeds: configs worth trying first.
         served: the config that is served now for this very problem and environment, if it is one of this backend.
+        is_baseline: True if nothing of it can be served; it is measured to compare with.
     """
 
     backend: str
@@ -55,11 +66,17 @@ class Arm:
     default: Mapping[str, ConfigValue]
     seeds: Sequence[Mapping[str, ConfigValue]] = ()
     served: Mapping[str, ConfigValue] | None = None
+    is_baseline: bool = False
 
 
 def candidate_key(candidate: Candidate) -> str:
     """Backend and canonical config: two candidates are the same iff this is."""
     return f"{candidate.backend} {config_key(candidate.config)}"
+
+
+def first_candidates(arms: Sequence[Arm]) -> list[Candidate]:
+    """What a search of these arms tries first: defaults, what is served now, defaults of baselines, seeds."""
+    return [candidate for candidate, _ in [*_musts(arms), *_baseline_defaults(arms), *_seeds(arms)]]
 
 
 class Search:
@@ -73,18 +90,21 @@ class Search:
     def __init__(self, arms: Sequence[Arm], *, seed: int) -> None:
         import optuna
 
-        self._arms = {arm.backend: arm for arm in arms}
+        self._arms = {arm.backend: arm for arm in arms if not arm.is_baseline}
+        self._baselines = {arm.backend: arm for arm in arms if arm.is_baseline}
         self._seen: dict[str, float | None] = {}
+        self._pending: set[str] = set()
         self._best: tuple[float, Candidate] | None = None
         self._random = random.Random(seed)  # noqa: S311 - a search, not a secret
-        self._musts = self._must_candidates()
-        self._first = self._musts + self._seed_candidates()
-        total = sum(arm.space.size for arm in arms)
+        self._musts = _musts(arms)
+        self._first = [*self._musts, *_baseline_defaults(arms), *_seeds(arms)]
+        self._of_baselines = _baseline_candidates(arms, seed)
+        total = sum(arm.space.size for arm in self._arms.values())
         self._listed = list(self._every_candidate()) if total <= ENUMERATE_UP_TO else None
         self._optuna = optuna
         with _quiet():
             sampler = optuna.samplers.TPESampler(
-                seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, group=True
+                seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, group=True, constant_liar=True
             )
         self._study = optuna.create_study(direction="minimize", sampler=sampler)
         self._asked: dict[str, Any] = {}
@@ -98,42 +118,40 @@ class Search:
     @property
     def n_listed(self) -> int | None:
         """How many legal candidates there are, if that is known without effort."""
-        return None if self._listed is None else len(self._listed)
+        return None if self._listed is None else len(self._listed) + len(self._of_baselines)
 
     @property
     def musts_left(self) -> bool:
-        """True while a default, or what is served now, has not been tried."""
+        """True while it has not been told what became of a default, or of what is served now."""
         return any(candidate_key(candidate) not in self._seen for candidate, _ in self._musts)
 
+    @property
+    def musts_to_propose(self) -> bool:
+        """True while a default, or what is served now, has neither been tried nor is pending."""
+        return any(self._is_fresh(candidate) for candidate, _ in self._musts)
+
+    def is_baseline(self, backend: str) -> bool:
+        """True if a backend in the race is there to compare with and can never be served."""
+        return backend in self._baselines
+
     def propose(self, *, trials_left: int) -> Proposal | None:
-        """The next candidate, or None when every candidate was tried.
+        """The next candidate, which is pending from now on; None when every candidate was tried or is pending.
 
         Args:
             trials_left: how many more trials the budget allows; a space that fits is enumerated in random order.
         """
-        for candidate, origin in self._first:
-            if candidate_key(candidate) not in self._seen:
-                return Proposal(candidate, origin)
-        untried = None
-        if self._listed is not None:
-            untried = [c for c in self._listed if candidate_key(c) not in self._seen]
-            if not untried:
-                return None
-            if len(untried) <= trials_left:
-                return Proposal(self._random.choice(untried), Origin.ENUMERATED)
-        for _ in range(max(2, MAX_ASKS * LONG_SEARCH // max(LONG_SEARCH, len(self._seen)))):
-            candidate, trial = self._ask()
-            if candidate.config in self._arms[candidate.backend].space and candidate_key(candidate) not in self._seen:
-                self._asked[candidate_key(candidate)] = trial
-                return Proposal(candidate, Origin.SAMPLER)
-            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
-        picked = self._neighbour() or self._random_untried(untried)
-        return None if picked is None else Proposal(picked, Origin.SAMPLER)
+        proposal = self._next(trials_left)
+        if proposal is not None:
+            self._pending.add(candidate_key(proposal.candidate))
+        return proposal
 
     def tell(self, candidate: Candidate, time_us: float | None) -> None:
-        """What became of a candidate: its median in microseconds, or None if it did not run."""
+        """What became of a candidate, pending or not: its median in microseconds, or None if it did not run."""
         key = candidate_key(candidate)
         self._seen[key] = time_us
+        self._pending.discard(key)
+        if self.is_baseline(candidate.backend):
+            return
         if time_us is not None and (self._best is None or time_us < self._best[0]):
             self._best = (time_us, candidate)
         trial = self._asked.pop(key, None)
@@ -148,19 +166,39 @@ class Search:
             if candidate.config in arm.space:  # a config of an older version of the backend teaches nothing
                 self._study.add_trial(self._frozen(arm, candidate, time_us))
 
-    def _must_candidates(self) -> list[tuple[Candidate, Origin]]:
-        arms = self._arms.values()
-        defaults = [(Candidate(arm.backend, arm.default), Origin.DEFAULT) for arm in arms]
-        served = [(arm.backend, arm.served) for arm in arms if arm.served is not None and arm.served in arm.space]
-        return defaults + [(Candidate(backend, config), Origin.SEED) for backend, config in served]
+    def _next(self, trials_left: int) -> Proposal | None:
+        for candidate, origin in self._first:
+            if self._is_fresh(candidate):
+                return Proposal(candidate, origin)
+        baseline = next(((c, origin) for c, origin in self._of_baselines if self._is_fresh(c)), None)
+        n_baseline = sum(not self._is_fresh(c) for c, _ in self._of_baselines)
+        if baseline is not None and BASELINE_EVERY * n_baseline <= len(self._seen) + len(self._pending):
+            return Proposal(*baseline)
+        proposal = self._next_in_race(trials_left)
+        return Proposal(*baseline) if proposal is None and baseline is not None else proposal
 
-    def _seed_candidates(self) -> list[tuple[Candidate, Origin]]:
-        return [
-            (Candidate(arm.backend, config), Origin.SEED)
-            for arm in self._arms.values()
-            for config in arm.seeds
-            if config in arm.space
-        ]
+    def _next_in_race(self, trials_left: int) -> Proposal | None:
+        """The next candidate that could be served, the first ones apart."""
+        untried = None
+        if self._listed is not None:
+            untried = [c for c in self._listed if self._is_fresh(c)]
+            if not untried:
+                return None
+            if len(untried) <= trials_left:
+                return Proposal(self._random.choice(untried), Origin.ENUMERATED)
+        for _ in range(max(2, MAX_ASKS * LONG_SEARCH // max(LONG_SEARCH, len(self._seen)))):
+            candidate, trial = self._ask()
+            if candidate.config in self._arms[candidate.backend].space and self._is_fresh(candidate):
+                self._asked[candidate_key(candidate)] = trial
+                return Proposal(candidate, Origin.SAMPLER)
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+        picked = self._neighbour() or self._random_untried(untried)
+        return None if picked is None else Proposal(picked, Origin.SAMPLER)
+
+    def _is_fresh(self, candidate: Candidate) -> bool:
+        """True if a candidate was neither tried nor is pending."""
+        key = candidate_key(candidate)
+        return key not in self._seen and key not in self._pending
 
     def _every_candidate(self) -> Iterator[Candidate]:
         for arm in self._arms.values():
@@ -213,7 +251,7 @@ class Search:
             for value in parameter.values
             if value != best.config[parameter.name]
         ]
-        fresh = [c for c in steps if c.config in space and candidate_key(c) not in self._seen]
+        fresh = [c for c in steps if c.config in space and self._is_fresh(c)]
         return self._random.choice(fresh) if fresh else None
 
     def _random_untried(self, untried: list[Candidate] | None) -> Candidate | None:
@@ -224,10 +262,49 @@ class Search:
             arm = self._random.choice(arms)
             config = {p.name: self._random.choice(p.values) for p in arm.space.parameters}
             candidate = Candidate(arm.backend, config)
-            if config in arm.space and candidate_key(candidate) not in self._seen:
+            if config in arm.space and self._is_fresh(candidate):
                 return candidate
-        fresh = (c for c in self._every_candidate() if candidate_key(c) not in self._seen)
+        fresh = (c for c in self._every_candidate() if self._is_fresh(c))
         return next(itertools.islice(fresh, 1), None)
+
+
+def _musts(arms: Sequence[Arm]) -> list[tuple[Candidate, Origin]]:
+    """What is tried however small the budget: the defaults, and what is served now."""
+    racing = [arm for arm in arms if not arm.is_baseline]
+    defaults = [(Candidate(arm.backend, arm.default), Origin.DEFAULT) for arm in racing]
+    served = [(arm.backend, arm.served) for arm in racing if arm.served is not None and arm.served in arm.space]
+    return defaults + [(Candidate(backend, config), Origin.SEED) for backend, config in served]
+
+
+def _baseline_defaults(arms: Sequence[Arm]) -> list[tuple[Candidate, Origin]]:
+    return [(Candidate(arm.backend, arm.default), Origin.DEFAULT) for arm in arms if arm.is_baseline]
+
+
+def _seeds(arms: Sequence[Arm]) -> list[tuple[Candidate, Origin]]:
+    return [
+        (Candidate(arm.backend, config), Origin.SEED)
+        for arm in arms
+        for config in arm.seeds
+        if config in arm.space and not arm.is_baseline
+    ]
+
+
+def _baseline_candidates(arms: Sequence[Arm], seed: int) -> list[tuple[Candidate, Origin]]:
+    """What is tried of the baselines: defaults, seeds, and others up to MAX_BASELINE_CONFIGS each, at random."""
+    found: list[tuple[Candidate, Origin]] = []
+    for arm in arms:
+        if not arm.is_baseline:
+            continue
+        others = list(itertools.islice(arm.space, ENUMERATE_UP_TO))
+        random.Random(seed).shuffle(others)  # noqa: S311 - a search, not a secret
+        mine = {config_key(arm.default): (Candidate(arm.backend, arm.default), Origin.DEFAULT)}
+        for config in arm.seeds:
+            if config in arm.space:
+                mine.setdefault(config_key(config), (Candidate(arm.backend, config), Origin.SEED))
+        for config in others:
+            mine.setdefault(config_key(config), (Candidate(arm.backend, config), Origin.ENUMERATED))
+        found += list(mine.values())[:MAX_BASELINE_CONFIGS]
+    return found
 
 
 def _is_ordered(parameter: Parameter) -> bool:

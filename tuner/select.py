@@ -5,6 +5,8 @@ same tactic differed by 1.2 % between ranks, and 20 of 20 buckets picked differe
 So nothing is served because it was fastest once. Finalists are re-measured interleaved with every default; a
 finalist replaces the default only if it is faster beyond the noise *and* by at least MIN_GAIN; what cannot be told
 apart from the fastest forms the tie set, and a rule that does not look at the clock picks among it.
+
+Baselines are measured in the same rounds, and that is all: none is served, is the default, or is in the tie set.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ MIN_GAIN = 0.01
 MAX_FINALISTS = 8
 """Configs re-measured, the defaults apart."""
 
+MAX_BASELINES = 2
+"""Configs of baselines that are re-measured beside them: the fastest, and one more if it is nearly as fast."""
+
 FINALIST_FACTOR = 1.15
 """A config slower than this many times the best of the search is no finalist."""
 
@@ -34,12 +39,15 @@ class Searched:
     """A candidate that passed the gate, with what the search measured.
 
     Attributes:
-        candidate: backend and config. time_us: median. is_default: True for a backend's default.
+        candidate: backend and config. time_us: median.
+        is_default: True for the default of a backend that can be served.
+        is_baseline: True if it is there to compare with and cannot be served.
     """
 
     candidate: Candidate
     time_us: float
     is_default: bool
+    is_baseline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,7 @@ class Selection:
         default: the fastest default, measured in the same rounds; what is served if no default runs.
         tie_set: what cannot be told apart from the fastest, the served one included.
         is_default: True if the default is served. sentence: the reason, for people.
+        baseline: the fastest baseline, measured in the same rounds, if there is one.
     """
 
     served: Choice
@@ -58,31 +67,42 @@ class Selection:
     tie_set: tuple[Choice, ...]
     is_default: bool
     sentence: str
+    baseline: Choice | None = None
 
 
 def finalists(searched: Sequence[Searched], *, round_s: float) -> list[Searched]:
-    """The defaults that ran, then the best others, fastest first; no candidate twice.
+    """The defaults that ran, then the best others, fastest first, then the best baselines; no candidate twice.
 
     Args:
         searched: what passed the gate in the search.
         round_s: seconds that one round may take: one config enters beside the defaults even if it is slower, and at
-            most MAX_FINALISTS do.
+            most MAX_FINALISTS do; the fastest baseline always enters.
+
+    Returns:
+        Nothing if all that ran are baselines.
     """
-    defaults = [s for s in searched if s.is_default]
-    best_us = min((s.time_us for s in searched), default=0.0)
-    others = sorted(
-        (s for s in searched if not s.is_default and s.time_us <= FINALIST_FACTOR * best_us),
-        key=lambda s: s.time_us,
-    )
+    racing = [s for s in searched if not s.is_baseline]
+    defaults = [s for s in racing if s.is_default]
+    others = _nearly_best([s for s in racing if not s.is_default], min((s.time_us for s in racing), default=0.0))
+    baselines = [s for s in searched if s.is_baseline]
+    baselines = _nearly_best(baselines, min((s.time_us for s in baselines), default=0.0))
     picked = {candidate_key(entry.candidate): entry for entry in reversed(defaults)}
     n_defaults = len(picked)
-    left_us = round_s * 1e6 - sum(entry.time_us for entry in picked.values())
+    left_us = round_s * 1e6 - sum(entry.time_us for entry in (*picked.values(), *baselines[:1]))
     for entry in others[:MAX_FINALISTS]:
         left_us -= entry.time_us
         if left_us < 0 and len(picked) > n_defaults:
             break
         picked.setdefault(candidate_key(entry.candidate), entry)
-    return list(picked.values())
+    entering = baselines[: MAX_BASELINES if left_us >= 0 else 1]
+    picked.update({candidate_key(entry.candidate): entry for entry in entering})
+    return list(picked.values()) if racing else []
+
+
+def _nearly_best(searched: Sequence[Searched], best_us: float) -> list[Searched]:
+    """Those within FINALIST_FACTOR of the best, fastest first."""
+    near = (s for s in searched if s.time_us <= FINALIST_FACTOR * best_us)
+    return sorted(near, key=lambda s: s.time_us)
 
 
 def select(
@@ -96,13 +116,11 @@ def select(
         spaces: each backend's space, whose order of values is the tie rule.
 
     Returns:
-        None if no finalist ran.
+        None if no finalist ran that could be served.
     """
-    ran = {
-        candidate_key(f.candidate): (f, e.timing)
-        for f, e in zip(finalists_, evaluations, strict=True)
-        if e.timing is not None
-    }
+    timed = [(f, e.timing) for f, e in zip(finalists_, evaluations, strict=True) if e.timing is not None]
+    ran = {candidate_key(f.candidate): (f, timing) for f, timing in timed if not f.is_baseline}
+    baselines = [_choice(f.candidate, timing) for f, timing in timed if f.is_baseline]
     if not ran:
         return None
     defaults = [key for key, (f, _) in ran.items() if f.is_default]
@@ -132,6 +150,7 @@ def select(
         tie_set=tuple(choices[key] for key in ties),
         is_default=ran[served][0].is_default,
         sentence=sentence,
+        baseline=min(baselines, key=lambda choice: choice.time_us, default=None),
     )
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 import torch
 from conformance import sample
 from fp4tune.kernels import nvfp4, oracle
-from fp4tune.kernels.block_decoders import make_decoder, repack_planar
+from fp4tune.kernels._torch_cuda import can_run
+from fp4tune.kernels.block_decoders import PlanarCopy, make_decoder
 from fp4tune.kernels.cpu_dequant import CpuDequant
 from fp4tune.kernels.dequant_space import MAX_BLOCKS
 from fp4tune.kernels.device import Device, detect
 from fp4tune.kernels.errors import UnsupportedError
 from fp4tune.kernels.operands import Operands, Quantized, make_operands
 from fp4tune.kernels.problem import Format, OutDtype, Routing, parse_shape
-from fp4tune.kernels.torch_dequant import TorchDequant, _can_run
+from fp4tune.kernels.torch_dequant import TorchDequant
 
 CPU = detect("cpu")
 H200 = Device("cuda", "NVIDIA H200", "9.0", 132, 140 << 30, 50 << 20, 700.0)
@@ -71,7 +75,10 @@ def test_experts_that_are_no_neighbours_are_gathered():
 @pytest.mark.parametrize("k", [16, 32, 80, 96])
 def test_repacking_keeps_every_value_and_pads_with_zero(k):
     q = nvfp4.quantize(torch.randn(2, 5, k, generator=torch.Generator().manual_seed(0)))
-    packed, scale = repack_planar(q.packed, q.scale, (0, 1))
+    copy = PlanarCopy(q.packed, q.scale)
+    copy.add((1,))
+    copy.add((0, 1))
+    packed, scale = copy.packed, copy.scale
     pairs = -(-k // 32)
     assert packed.shape == (2, 5, 16 * pairs)
     assert scale.shape == (2, 5, 2 * pairs)
@@ -82,6 +89,26 @@ def test_repacking_keeps_every_value_and_pads_with_zero(k):
     of_group = scale.view(torch.uint8).view(2, 5, 2, pairs).transpose(2, 3).reshape(2, 5, -1)
     assert torch.equal(of_group[..., : k // 16], q.scale.view(torch.uint8))
     assert not of_group[..., k // 16 :].any()
+
+
+@pytest.mark.parametrize("shape", ["17x200x208", "e8k2:17x72x80"])
+def test_weights_are_repacked_once_for_all_configs_and_all_sets_that_share_them(shape):
+    p = parse_shape(shape)
+    o = make_operands(p, CPU, 0)
+    backend = TorchDequant()
+    config = backend.default(p, H200) | {"decode": "arithmetic"}
+    backend.prepare(p, o, config)
+    (copy,) = o.packed.values()
+    sets = [o]
+    if o.offsets is not None:  # the rows go to other experts, whose weights are repacked when they are asked for
+        sets.append(replace(o, offsets=make_operands(p, CPU, 1).offsets, out=o.out.clone()))
+        assert not torch.equal(sets[0].offsets, sets[1].offsets)
+    for one, swap in product(sets, (False, True)):
+        run = backend.prepare(p, one, config | {"swap_ab": swap})
+        oracle.poison(one.out)
+        run()
+        assert oracle.compare(one.out, one).ok
+    assert list(o.packed.values()) == [copy]
 
 
 @pytest.mark.parametrize("out_dtype", OutDtype)
@@ -235,7 +262,7 @@ def test_thread_counts(cores, threads):
     ],
 )
 def test_which_builds_of_torch_run_where(capability, built_for, runs):
-    assert _can_run(capability, built_for) is runs
+    assert can_run(capability, built_for) is runs
 
 
 def test_an_old_gpu_is_told_why():

@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,19 @@ from conformance import same_bytes, tensors
 from fp4tune.kernels import nvfp4, operands
 from fp4tune.kernels.device import Device, detect
 from fp4tune.kernels.errors import OutOfMemoryError
-from fp4tune.kernels.operands import Quantized, check_memory, make_operands, required_bytes
+from fp4tune.kernels.operands import (
+    COLD_L2,
+    MAX_SETS,
+    Quantized,
+    check_memory,
+    make_operands,
+    operand_sets,
+    required_bytes,
+    touched_bytes,
+)
+from fp4tune.kernels.oracle import reference
 from fp4tune.kernels.problem import Format, OutDtype, Routing, parse_shape
+from fp4tune.kernels.routing import draw_offsets
 
 CPU = detect("cpu")
 SHAPES = ("17x200x208", "e8k2:17x72x80", "e4of16k2:64x72x80", "e1of64k1:1x72x80")
@@ -127,6 +139,7 @@ from fp4tune.kernels import nvfp4, oracle, dequant_gemm
 from fp4tune.kernels.backend import get_backend
 from fp4tune.kernels.device import detect
 from fp4tune.kernels.operands import make_operands, required_bytes
+from fp4tune.kernels.oracle import reference
 from fp4tune.kernels.problem import Format, parse_shape
 cpu, backend = detect("cpu"), get_backend("cpu.dequant")
 
@@ -159,3 +172,157 @@ def test_the_estimate_is_above_what_is_really_used(shape, format_):
     done = subprocess.run([sys.executable, "-c", PEAK, shape, format_], check=True, capture_output=True, timeout=120)
     measured = json.loads(done.stdout)
     assert 64 << 20 < measured["used"] < measured["needed"] < 4 * measured["used"] + (256 << 20)
+
+
+# --- operand sets ------------------------------------------------------------------------------------------------
+
+
+def gpu(l2_bytes):
+    """A device whose kind is cuda, for what does not depend on where the tensors are."""
+    return Device("cuda", "GPU", "9.0", 132, 140 << 30, l2_bytes, 700.0)
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Sets how much device memory is free; plenty at first."""
+
+    def set_free(n_bytes):
+        monkeypatch.setattr(operands, "_free_bytes", lambda device: n_bytes)
+
+    set_free(1 << 40)
+    return set_free
+
+
+def storage_of(o):
+    return {name: t.untyped_storage().data_ptr() for name, t in tensors(o)}
+
+
+@pytest.mark.parametrize("format_", Format)
+def test_touched_bytes_are_those_of_the_operands_in_one_scale_layout(format_):
+    p = parse_shape("17x200x208", format=format_)
+    o = make_operands(p, CPU, 0)
+    held = {name: t.numel() * t.element_size() for name, t in tensors(o)}
+    ignored = {"alpha", "offsets", "a.scale_128x4", "b.scale_128x4", "a.global_scale", "b.global_scale"}
+    assert touched_bytes(p, 0) == sum(v for name, v in held.items() if name not in ignored)
+
+
+@pytest.mark.parametrize("routing", Routing)
+def test_of_a_grouped_problem_only_experts_with_rows_are_touched(routing):
+    p = parse_shape("e64of256k4:20x72x80", routing=routing)
+    for seed in range(3):
+        offsets = draw_offsets(p, seed)
+        busy, rows = int((offsets.diff() > 0).sum()), int(offsets[-1])
+        assert touched_bytes(p, seed) == rows * (80 * 9 // 16 + 72 * 2) + busy * 72 * 80 * 9 // 16
+    empty = next(s for s in range(100) if not int(draw_offsets(parse_shape("e1of64k1:1x72x80"), s)[-1]))
+    assert touched_bytes(parse_shape("e1of64k1:1x72x80"), empty) == 0
+
+
+def test_bytes_of_the_largest_problems_can_be_told():
+    p = parse_shape(f"e4096k64:{1 << 20}x{1 << 24}x{1 << 24}", routing=Routing.ONE_HOT)
+    rows = (1 << 20) * 64
+    assert touched_bytes(p, 0) == rows * ((1 << 24) * 9 // 16 + (2 << 24)) + 64 * (1 << 48) * 9 // 16
+
+
+def test_on_a_cpu_there_is_one_set():
+    o = make_operands(parse_shape("17x200x208"), CPU, 0)
+    assert operand_sets(o, CPU) == [o]
+
+
+@pytest.mark.parametrize("format_", Format)
+def test_dense_sets_share_nothing_but_alpha_and_are_equal(memory, format_):
+    p = parse_shape("17x200x208", format=format_)
+    o = make_operands(p, CPU, 0)
+    o.packed["layout"] = object()
+    touched = touched_bytes(p, 0)
+    sets = operand_sets(o, gpu(touched * 5 // COLD_L2))
+    assert len(sets) == 1 + 5
+    assert sets[0] is o
+    assert [s.packed for s in sets[1:]] == [{}] * 5
+    assert len({id(s.packed) for s in sets}) == 6
+    shared = {name for name, _ in tensors(o) if len({storage_of(s)[name] for s in sets}) < 6}
+    assert shared == {"alpha"}
+    for s in sets[1:]:
+        assert all(same_bytes(t, dict(tensors(s))[name]) for name, t in tensors(o) if name != "out")
+
+
+@pytest.mark.parametrize("n_others", [1, 3, 7])
+def test_between_two_runs_on_a_set_three_l2s_are_touched(memory, n_others):
+    p = parse_shape("17x200x208")
+    touched = touched_bytes(p, 0)
+    l2 = touched * n_others // COLD_L2
+    n = len(operand_sets(make_operands(p, CPU, 0), gpu(l2)))
+    assert (n - 1) * touched >= COLD_L2 * l2 > (n - 2) * touched
+
+
+@pytest.mark.parametrize("format_", Format)
+def test_grouped_sets_share_b_and_touch_other_experts(memory, format_):
+    p = parse_shape("e64k2:7x72x80", format=format_)
+    o = make_operands(p, CPU, 0)
+    busy = int((o.offsets.diff() > 0).sum())
+    per_b = 64 // busy
+    assert 3 <= per_b < 64
+    sets = operand_sets(o, gpu(touched_bytes(p, 0) * (2 * per_b) // COLD_L2))
+    assert len(sets) == 2 * per_b + 1
+    for first in (0, per_b):
+        group = sets[first : first + per_b]
+        own = "a" if format_ is not Format.NVFP4 else "a.packed"
+        assert len({storage_of(s)[own] for s in group}) == per_b, "each its own A"
+        b = {storage for s in group for name, storage in storage_of(s).items() if name.startswith("b")}
+        assert len(b) == len([name for name, _ in tensors(o) if name.startswith("b")])
+        assert len({id(s.packed) for s in group}) == 1
+        touched = [set((s.offsets.diff() > 0).nonzero().flatten().tolist()) for s in group]
+        assert sum(len(t) for t in touched) == len(set().union(*touched)), "an expert is touched twice"
+        for s in group:
+            assert sorted(s.offsets.diff().tolist()) == sorted(o.offsets.diff().tolist())
+            assert int(s.offsets[-1]) == o.out.shape[0]
+    assert sets[0].packed is not sets[per_b].packed is not sets[2 * per_b].packed
+    assert same_bytes(sets[0].offsets, sets[per_b].offsets)
+
+
+def test_every_set_has_its_own_right_result(memory):
+    p = parse_shape("e16k2:3x72x80")
+    sets = operand_sets(make_operands(p, CPU, 0), gpu(touched_bytes(p, 0) * 4 // COLD_L2))
+    results = [reference(s) for s in sets]
+    for i, j in itertools.combinations(range(len(sets)), 2):
+        equal_offsets = same_bytes(sets[i].offsets, sets[j].offsets)
+        assert same_bytes(results[i], results[j]) == equal_offsets, (i, j)
+
+
+def test_when_every_expert_has_rows_b_is_copied_each_time(memory):
+    p = parse_shape("e4k4:8x72x80")
+    sets = operand_sets(make_operands(p, CPU, 0), gpu(touched_bytes(p, 0) * 2 // COLD_L2))
+    assert len({id(s.packed) for s in sets}) == len(sets) == 3
+    assert len({s.b.packed.data_ptr() for s in sets}) == 3
+
+
+def test_as_many_sets_as_half_of_the_free_memory_holds(memory):
+    p = parse_shape("17x200x208")
+    o = make_operands(p, CPU, 0)
+    device = gpu(touched_bytes(p, 0) * 9 // COLD_L2)
+    assert len(operand_sets(o, device)) == 10
+    memory(0)
+    assert operand_sets(o, device) == [o]
+    sizes = []
+    for kib in (256, 512, 1024):
+        memory(kib << 10)
+        sets = operand_sets(o, device)
+        held = sum(t.numel() * t.element_size() for s in sets[1:] for name, t in tensors(s) if name != "alpha")
+        assert held <= (kib << 10) / 2
+        sizes.append(len(sets))
+    assert 1 < sizes[0] < sizes[1] < sizes[2]
+
+
+def test_a_tiny_problem_does_not_need_thousands_of_sets_and_an_empty_one_needs_one(memory):
+    o = make_operands(parse_shape("1x16x16"), CPU, 0)
+    assert len(operand_sets(o, gpu(0))) == MAX_SETS
+    p = parse_shape("e1of64k1:1x72x80")
+    seed = next(s for s in range(100) if not int(draw_offsets(p, s)[-1]))
+    assert len(operand_sets(make_operands(p, CPU, seed), gpu(60 << 20))) == 1
+
+
+def test_a_layout_of_the_weights_is_made_once_for_all_sets_that_share_them(memory):
+    p = parse_shape("e64k2:7x72x80")
+    sets = operand_sets(make_operands(p, CPU, 0), gpu(touched_bytes(p, 0) // COLD_L2))
+    sets[0].packed["mine"] = "layout"
+    assert sets[1].packed["mine"] == "layout"
+    assert replace(sets[1]).packed is sets[0].packed

@@ -10,28 +10,20 @@ from fp4tune.db.records import (
     Origin,
     RunProblem,
     RunStatus,
-    Trial,
-    TrialFilter,
     TrialStatus,
     WinnerFilter,
 )
 from fp4tune.db.store import Store
-from fp4tune.kernels.backend import Backend
 from fp4tune.kernels.cpu_dequant import CpuDequant
 from fp4tune.kernels.device import Device, Environment, current_environment, detect
 from fp4tune.kernels.errors import InvalidInputError
 from fp4tune.kernels.problem import parse_shape
 from fp4tune.tuner import events
-from fp4tune.tuner.context import JobContext, JobSettings, StopFlag
-from fp4tune.tuner.executor import GATE_RUNS, Candidate, LocalExecutor
+from fp4tune.tuner.context import JobContext, StopFlag
+from fp4tune.tuner.executor import Candidate, LocalExecutor
+from fp4tune.tuner.gate import GATE_RUNS
 from fp4tune.tuner.job import TuningJob
-from fp4tune.tuner.measure import Effort
-
-QUICK = JobSettings(
-    trials=10, budget_s=5.0, finals_s=0.2, finals_rounds=8, seed=3, effort=Effort(warmup_s=0.0, budget_s=0.02)
-)
-DENSE = parse_shape("3x48x64")
-GROUPED = parse_shape("e4k2:5x32x48")
+from job_factory import DENSE, GROUPED, QUICK, job, trials_of
 
 
 @pytest.fixture
@@ -43,25 +35,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture(scope="module")
 def cpu() -> Device:
     return detect("cpu")
-
-
-def job(
-    store: Store,
-    device: Device,
-    *backends: Backend,
-    settings: JobSettings = QUICK,
-    stop: StopFlag | None = None,
-    tell=None,
-) -> TuningJob:
-    by_name = {backend.name: backend for backend in backends}
-    environment = current_environment(device, backends)
-    executor = LocalExecutor(device, by_name, timeout_s=10)
-    context = JobContext(environment, by_name, executor, settings, tell or (lambda _event: None), stop or StopFlag())
-    return TuningJob(store, context)
-
-
-def trials_of(store: Store, run_id: str) -> list[Trial]:
-    return list(store.trials(TrialFilter(run_id=run_id), limit=1000).items)
 
 
 def test_a_run_on_the_cpu_ends_with_winners_that_are_proven(store: Store, cpu: Device):

@@ -7,7 +7,15 @@ import pytest
 from fp4tune.db.records import Origin
 from fp4tune.kernels.backend import Constraint, Parameter, Space
 from fp4tune.tuner.executor import Candidate
-from fp4tune.tuner.search import ENUMERATE_UP_TO, Arm, Search, candidate_key
+from fp4tune.tuner.search import (
+    BASELINE_EVERY,
+    ENUMERATE_UP_TO,
+    MAX_BASELINE_CONFIGS,
+    Arm,
+    Search,
+    candidate_key,
+    first_candidates,
+)
 
 TILES = (16, 32, 64, 128)
 SMALL = Space(
@@ -168,3 +176,113 @@ def test_a_long_search_asks_the_sampler_less_often_for_each_trial():
     search._ask = counted  # type: ignore[method-assign]
     assert search.propose(trials_left=5) is not None
     assert asked == 2
+
+
+@pytest.mark.parametrize("in_flight", [3, 16])
+def test_what_is_pending_is_never_proposed_again_whatever_the_order_of_the_answers(in_flight: int):
+    draw = random.Random(in_flight)
+    arms = [Arm("a", SMALL, SMALL_DEFAULT), Arm("b", LARGE, LARGE_DEFAULT, [dict.fromkeys(LARGE_DEFAULT, 2)])]
+    search = Search(arms, seed=1)
+    pending: list[Candidate] = []
+    keys: list[str] = []
+    for _ in range(30):
+        while len(pending) < in_flight:
+            proposal = search.propose(trials_left=50)
+            assert proposal is not None
+            pending.append(proposal.candidate)
+            keys.append(candidate_key(proposal.candidate))
+        candidate = pending.pop(draw.randrange(len(pending)))
+        search.tell(candidate, None if draw.random() < 0.2 else draw.uniform(1, 2))
+    assert len(keys) == len(set(keys))
+
+
+def test_a_must_that_is_pending_is_left_and_not_to_be_proposed():
+    search = Search([Arm("a", SMALL, SMALL_DEFAULT)], seed=0)
+    assert search.musts_left
+    assert search.musts_to_propose
+    proposal = search.propose(trials_left=1)
+    assert proposal is not None
+    assert search.musts_left
+    assert not search.musts_to_propose
+    search.tell(proposal.candidate, None)
+    assert not search.musts_left
+
+
+def test_a_space_that_is_all_pending_has_nothing_more_to_propose():
+    search = Search([Arm("a", SMALL, SMALL_DEFAULT)], seed=0)
+    for _ in range(20):
+        assert search.propose(trials_left=30) is not None
+    assert search.propose(trials_left=30) is None
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_search_with_many_pending_still_beats_random(seed: int):
+    search = Search([Arm("b", LARGE, LARGE_DEFAULT)], seed=seed)
+    pending: list[Candidate] = []
+    found = []
+    for _ in range(60):
+        while len(pending) < 8:
+            proposal = search.propose(trials_left=60)
+            assert proposal is not None
+            pending.append(proposal.candidate)
+        candidate = pending.pop(0)
+        found.append(cost(candidate.config))
+        search.tell(candidate, found[-1])
+    draw = random.Random(seed)
+    randoms = []
+    for _ in range(20):
+        points = [{f"p{i}": draw.randrange(8) for i in range(6)} for _ in range(120)]
+        randoms.append(min(map(cost, [p for p in points if p in LARGE][:60])))
+    assert min(found) < sum(randoms) / len(randoms)
+
+
+# --- baselines ---------------------------------------------------------------------------------------------------
+
+BASELINE = Space((Parameter("library", ("x", "y")), Parameter("swap", (False, True))))
+BASELINE_DEFAULT = {"library": "x", "swap": False}
+
+
+def with_baseline() -> list[Arm]:
+    seeds = [{"library": "y", "swap": True}]
+    return [Arm("base", BASELINE, BASELINE_DEFAULT, seeds, None, True), Arm("b", LARGE, LARGE_DEFAULT)]
+
+
+def test_the_default_of_a_baseline_comes_after_the_others_defaults_and_is_no_must():
+    search = Search(with_baseline(), seed=0)
+    first = run(search, 2, lambda _c: 1.0)
+    assert [(p.candidate.backend, p.origin) for p in first] == [("b", Origin.DEFAULT), ("base", Origin.DEFAULT)]
+    other = Search(with_baseline(), seed=0)
+    other.tell(Candidate("b", LARGE_DEFAULT), 1.0)
+    assert not other.musts_left
+
+
+def test_a_baseline_is_tried_whole_but_takes_no_more_than_its_share():
+    seen = run(Search(with_baseline(), seed=0), 60, lambda c: cost(c) if "p0" in c else 1.0)
+    of_baseline = [i for i, p in enumerate(seen) if p.candidate.backend == "base"]
+    assert len(of_baseline) == BASELINE.size
+    assert all(n * BASELINE_EVERY <= i for n, i in enumerate(of_baseline[1:], start=1))
+    assert seen[of_baseline[1]].origin is Origin.SEED
+
+
+def test_a_fast_baseline_does_not_draw_the_sampler():
+    """The same search with and without it, and its times told, proposes the same of the others."""
+    alone = run(Search(with_baseline()[1:], seed=3), 40, cost)
+    beside = run(Search(with_baseline(), seed=3), 44, lambda c: cost(c) if "p0" in c else 1.0)
+    racing = [candidate_key(p.candidate) for p in beside if p.candidate.backend == "b"]
+    assert racing[:30] == [candidate_key(p.candidate) for p in alone][:30]
+
+
+def test_of_a_large_baseline_only_some_configs_are_tried():
+    search = Search([Arm("base", LARGE, LARGE_DEFAULT, is_baseline=True), Arm("a", SMALL, SMALL_DEFAULT)], seed=0)
+    seen = run(search, 500, lambda _c: 1.0)
+    assert sum(p.candidate.backend == "base" for p in seen) == MAX_BASELINE_CONFIGS
+    assert sum(p.candidate.backend == "a" for p in seen) == 20
+
+
+def test_what_is_tried_first_is_known_without_a_search():
+    served = {"tile": 16, "decode": "arithmetic", "stages": 3}
+    arms = [*with_baseline(), Arm("a", SMALL, SMALL_DEFAULT, [{"tile": 32, "decode": "lookup", "stages": 1}], served)]
+    first = first_candidates(arms)
+    seen = run(Search(arms, seed=0), len(first), lambda _c: 1.0)
+    assert [candidate_key(p.candidate) for p in seen] == [candidate_key(c) for c in first]
+    assert len(first) == 5

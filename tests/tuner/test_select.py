@@ -5,7 +5,7 @@ import random
 from fp4tune.db.records import Timing, TrialStatus
 from fp4tune.kernels.backend import Parameter, Space
 from fp4tune.tuner.executor import Candidate, Evaluation
-from fp4tune.tuner.select import FINALIST_FACTOR, MAX_FINALISTS, Searched, finalists, select
+from fp4tune.tuner.select import FINALIST_FACTOR, MAX_BASELINES, MAX_FINALISTS, Searched, finalists, select
 from fp4tune.tuner.stats import median_interval
 
 SPACE = Space((Parameter("tile", (128, 64, 32, 16)),))
@@ -159,3 +159,40 @@ def test_no_winner_is_served_with_a_speed_up_below_one_percent():
             served += 1
             assert found.default.time_us >= 1.01 * found.served.time_us
     assert served > 20
+
+
+def baseline(number: int, time_us: float) -> Searched:
+    return Searched(Candidate("base", {"way": number}), time_us, is_default=False, is_baseline=True)
+
+
+def test_a_baseline_is_measured_and_reported_and_nothing_else():
+    entrants = [searched(128, 100.0, is_default=True), searched(16, 80.0), baseline(0, 20.0), baseline(1, 21.0)]
+    without = select(entrants[:2], [timed(100, seed=1), timed(80, seed=2)], SPACES)
+    found = select(entrants, [timed(b, seed=i) for i, b in enumerate((100, 80, 20, 21), start=1)], SPACES)
+    assert found is not None
+    assert without is not None
+    assert found.baseline is not None
+    assert found.baseline.config == {"way": 0}
+    assert without.baseline is None
+    assert (found.served, found.default, found.tie_set, found.sentence) == (
+        without.served, without.default, without.tie_set, without.sentence,
+    )  # fmt: skip
+
+
+def test_a_baseline_that_fails_in_the_finals_is_none_and_alone_it_selects_nothing():
+    entrants = [searched(128, 100.0, is_default=True), baseline(0, 20.0)]
+    found = select(entrants, [timed(100, seed=1), FAILED], SPACES)
+    assert found is not None
+    assert found.baseline is None
+    assert select(entrants, [FAILED, timed(20, seed=1)], SPACES) is None
+
+
+def test_the_fastest_baseline_enters_the_finals_whatever_it_costs():
+    entries = [searched(128, 100.0, is_default=True), *(baseline(i, 30.0 + i) for i in range(4)), searched(16, 90.0)]
+    picked = finalists(entries, round_s=3.0)
+    assert [p.candidate.config for p in picked if p.is_baseline] == [{"way": 0}, {"way": 1}]
+    assert sum(p.is_baseline for p in picked) == MAX_BASELINES
+    assert [p.candidate.config["tile"] for p in picked if not p.is_baseline] == [128, 16]
+    slow = [searched(128, 1e6, is_default=True), searched(16, 1e6), baseline(0, 5e6), baseline(1, 5.1e6)]
+    assert [p.candidate.config for p in finalists(slow, round_s=0.1) if p.is_baseline] == [{"way": 0}]
+    assert finalists([baseline(0, 1.0)], round_s=3.0) == []

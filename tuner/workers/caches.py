@@ -1,0 +1,54 @@
+"""Whether the compilers' caches can be written. Looked at before a run: a compiler that cannot write fails late."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """A directory that a family of backends compiles into.
+
+    Attributes:
+        family: of backends. variable: environment variable that moves it.
+        home: environment variable that moves what it is under by default; empty if none does.
+        below: where it is below the home directory by default.
+    """
+
+    family: str
+    variable: str
+    home: str
+    below: str
+
+
+_CACHES = (
+    _Cache("triton", "TRITON_CACHE_DIR", "TRITON_HOME", ".triton/cache"),  # triton/knobs.py, cache_knobs
+    _Cache("humming", "HUMMING_CACHE_DIR", "", ".humming/cache"),  # humming/utils/jit.py
+    _Cache("humming", "HUMMING_TMP_DIR", "", ".humming/tmp"),
+)
+
+
+def unwritable(families: Iterable[str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The families whose compiler cannot write its cache, each with the sentence that says so and what to do."""
+    wanted = set(families)
+    refused: dict[str, str] = {}
+    for cache in _CACHES:
+        if cache.family not in wanted or cache.family in refused:
+            continue
+        home = environment.get(cache.home) or environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111
+        directory = Path(environment.get(cache.variable) or Path(home, cache.below))
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory) as file:
+                file.write(b"\0" * 4096)  # a full disk takes the name and not the bytes
+                file.flush()
+        except OSError as error:
+            refused[cache.family] = (
+                f"The compiler cache of {cache.family} cannot be written ({directory}: {error.strerror or error}); "
+                f"set {cache.variable} to a directory that can."
+            )
+    return refused

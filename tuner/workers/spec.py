@@ -1,0 +1,36 @@
+"""What a worker makes its objects from: plain data that travels, instead of objects that may not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from ...kernels.backend import Backend, UnavailableBackend, family
+from .serve import resolve
+
+BackendSpec = Mapping[str, str]
+"""Backend name -> `package.module:Class`. Backends are stateless and made without arguments, so that is all of them."""
+
+
+def spec_of(backends: Mapping[str, Backend]) -> dict[str, str]:
+    """The spec of backends that this process has; without those that only stand for one that cannot be loaded."""
+    return {
+        name: f"{type(backend).__module__}:{type(backend).__qualname__}"
+        for name, backend in backends.items()
+        if not isinstance(backend, UnavailableBackend)
+    }
+
+
+def of_family(spec: BackendSpec, name: str) -> dict[str, str]:
+    """The part of a spec that belongs to one family, so that a package of another one that is broken does no harm."""
+    return {backend: target for backend, target in spec.items() if family(backend) == name}
+
+
+def build(spec: BackendSpec) -> dict[str, Backend]:
+    """The backends of a spec, in the process that calls this. Raises whatever their modules raise at import."""
+    return {name: resolve(target)() for name, target in spec.items()}
+
+
+def own_sys_path() -> list[str]:
+    """What this process would find modules by, for a worker; without the entry for where it was started."""
+    return [entry for entry in sys.path if entry]
