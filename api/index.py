@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from ..db.records import WinnerEntry
+from ..db.records import Policy, WinnerEntry
 from ..kernels.device import Device, Environment
 from ..kernels.problem import Problem
 from .nearest import ShapeMap
@@ -29,6 +29,9 @@ MIN_PREFIX = 8
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _PREFIX = re.compile(rf"[0-9a-f]{{{MIN_PREFIX},16}}", re.ASCII)
+
+_RANK = {policy.value: rank for rank, policy in enumerate(Policy)}
+"""Policies by how soon their winners are served; others come last."""
 
 Family = tuple[object, ...]
 Age = tuple[datetime, int]
@@ -60,6 +63,7 @@ class Tuned:
         id: the winner's id. created_at: UTC.
         problem: what was measured. environment_fingerprint: where.
         backend: what runs it.
+        policy: how it was measured.
         depends_on: names of the versions that decide whether it is still valid.
         text: everything that an answer says of it, see `plain.winner_json`.
     """
@@ -69,6 +73,7 @@ class Tuned:
     problem: Problem
     environment_fingerprint: str
     backend: str
+    policy: str
     depends_on: tuple[str, ...]
     text: str
 
@@ -78,13 +83,18 @@ class Tuned:
         depends_on = tuple(sys.intern(name) for name in json.loads(entry.depends_on_json))
         return cls(
             entry.id, entry.created_at, entry.problem, sys.intern(entry.environment_fingerprint),
-            sys.intern(entry.backend), depends_on, winner_json(entry),
+            sys.intern(entry.backend), sys.intern(entry.policy), depends_on, winner_json(entry),
         )  # fmt: skip
 
     @property
     def age(self) -> Age:
-        """What winners are ordered by: when they were stored, then their id."""
+        """What winners of one policy are ordered by: when they were stored, then their id."""
         return self.created_at, self.id
+
+    @property
+    def rank(self) -> int:
+        """What winners are ordered by first: 0 for the policy that is served before all others."""
+        return _RANK.get(self.policy, len(_RANK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,8 @@ class Shelf:
 
     Attributes:
         device: the device.
-        winners: problem key -> its current winners, one an environment, newest first.
+        winners: problem key -> its current winners, one an environment and policy: those of the policy that is served
+            first first, newest first within a policy.
         small: family -> tuned M up to BUCKET_MAX_M, ascending.
         shapes: all tuned problems, for the nearest ones.
         newest: environment fingerprint -> (created_at, id) of its newest winner.
@@ -150,9 +161,11 @@ class Shelf:
 
 
 def _merged(known: Sequence[Tuned], tuned: Tuned) -> tuple[Tuned, ...]:
-    """The winners of a problem after `tuned` came: the largest id of each environment, newest first."""
-    latest = {one.environment_fingerprint: one for one in sorted([*known, tuned], key=lambda one: one.id)}
-    return tuple(sorted(latest.values(), key=lambda one: one.age, reverse=True))
+    """The winners of a problem after `tuned` came, as a shelf has them: one an environment and policy, the latest."""
+    by_id = sorted([*known, tuned], key=lambda one: one.id)
+    latest = {(one.environment_fingerprint, one.policy): one for one in by_id}
+    newest_first = sorted(latest.values(), key=lambda one: one.age, reverse=True)
+    return tuple(sorted(newest_first, key=lambda one: one.rank))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +190,7 @@ class WinnerIndex:
         """An index in which `entries` are current, too.
 
         Args:
-            entries: in any order; one with a larger id replaces another of the same problem and environment.
+            entries: in any order; one with a larger id replaces another of the same problem, environment and policy.
             environments: those that the entries name and the index does not know yet; others may be among them, so
                 that a question can name an environment that has no winner.
 

@@ -3,12 +3,15 @@
 Precedence: `exact` (this problem in this environment), `compatible` (this problem, same device, an environment
 that differs only in versions that do not matter to the winner), `bucket` in this environment, `bucket` in a
 compatible one. A winner whose relevant versions differ is stale: it is not served, and the reason is given.
+
+Among winners that fit equally well, those of a policy are served before those of the next (`db.records.Policy`:
+`cuda.graph` before `cuda.eager`), unless the question names one: then the others do not count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ..kernels.device import Device, Environment
@@ -20,7 +23,7 @@ MAX_NEAREST = 5
 """How many of the nearest tuned shapes are named when there is no answer."""
 
 MAX_STALE_REASONS = 5
-"""How many stale winners are named when there is no answer, newest first."""
+"""How many stale winners are named when there is no answer, as they would be served."""
 
 
 MAX_DIFFERENCES = 8
@@ -62,7 +65,8 @@ class Place:
         device_fingerprint: its fingerprint; empty if none is known.
         environment_fingerprint: of the environment; empty if none is known.
         versions: the environment's versions; None if only a fingerprint is known, and nothing can be compared.
-        countable: True if a miss here can be attributed: nothing was named, or only whole fingerprints.
+        countable: True if a miss here counts: nothing was named, or only whole fingerprints, and no policy without
+            which there were an answer.
         reasons: sentences about what was assumed or not found.
     """
 
@@ -101,11 +105,13 @@ class NoAnswer:
         problem: what was asked for.
         place: where.
         reasons: why there is nothing; never empty.
+        policy: the only one whose winners were looked for; None for all.
     """
 
     problem: Problem
     place: Place
     reasons: tuple[str, ...]
+    policy: str | None = None
 
 
 def locate(index: WinnerIndex, device: str | None = None, environment: str | Mapping[str, str] | None = None) -> Place:
@@ -207,24 +213,26 @@ def _listed(devices: Sequence[Device]) -> str:
     return ", ".join(shown) + more
 
 
-def find(index: WinnerIndex, problem: Problem, place: Place) -> Answer | NoAnswer:
+def find(index: WinnerIndex, problem: Problem, place: Place, policy: str | None = None) -> Answer | NoAnswer:
     """Answer one question.
 
     Args:
         index: the current winners.
         problem: what is to be computed.
         place: where, from `locate` with the same index.
+        policy: only winners that were measured under it; None for all, the policy that is served first.
     """
     shelf = index.shelves.get(place.device_fingerprint)
     if shelf is None:
         reasons = place.reasons or (f"no winner is stored for device {place.device_fingerprint}",)
-        return NoAnswer(problem, place, reasons)
-    winners = shelf.winners.get(problem.key, ())
+        return NoAnswer(problem, place, reasons, policy)
+    every = shelf.winners.get(problem.key, ())
+    winners = _of(policy, every)
     if (tuned := exact(winners, place)) is not None:
         return Answer(Match.EXACT, place.reasons, problem, tuned, index.environments[place.environment_fingerprint])
     for tuned, environment, sentence in _compatible(index, winners, place):
         return Answer(Match.COMPATIBLE, (*place.reasons, sentence), problem, tuned, environment)
-    buckets = [shelf.winners[bucket.key] for bucket in shelf.buckets(problem)]
+    buckets = [_of(policy, shelf.winners[bucket.key]) for bucket in shelf.buckets(problem)]
     for candidates in buckets:
         if (tuned := exact(candidates, place)) is not None:
             reasons = (*place.reasons, _bucket_sentence(problem, tuned))
@@ -233,11 +241,20 @@ def find(index: WinnerIndex, problem: Problem, place: Place) -> Answer | NoAnswe
         for tuned, environment, sentence in _compatible(index, candidates, place):
             reasons = (*place.reasons, _bucket_sentence(problem, tuned), sentence)
             return Answer(Match.BUCKET, reasons, problem, tuned, environment)
-    return NoAnswer(problem, place, (*place.reasons, *_why_none(index, problem, shelf.device, winners, place)))
+    why = _why_none(index, problem, shelf.device, every, place, policy)
+    if policy is not None and isinstance(find(index, problem, place), Answer):
+        # It is tuned; `tune --from-misses` would tune it again and again.
+        place = replace(place, countable=False)
+    return NoAnswer(problem, place, (*place.reasons, *why), policy)
+
+
+def _of(policy: str | None, winners: tuple[Tuned, ...]) -> tuple[Tuned, ...]:
+    """Those that were measured under a policy; all if it is None."""
+    return winners if policy is None else tuple(tuned for tuned in winners if tuned.policy == policy)
 
 
 def exact(winners: Iterable[Tuned], place: Place) -> Tuned | None:
-    """The one of a problem's winners that was measured in the environment of `place`, if there is one."""
+    """The first of a problem's winners that was measured in the environment of `place`, if there is one."""
     for tuned in winners:
         if tuned.environment_fingerprint == place.environment_fingerprint:
             return tuned
@@ -247,7 +264,13 @@ def exact(winners: Iterable[Tuned], place: Place) -> Tuned | None:
 def nearest(index: WinnerIndex, missing: NoAnswer) -> tuple[Problem, ...]:
     """Up to five tuned problems of the same device and op, by log distance over M, N and K, nearest first."""
     shelf = index.shelves.get(missing.place.device_fingerprint)
-    return shelf.shapes.nearest(missing.problem, MAX_NEAREST) if shelf else ()
+    if shelf is None:
+        return ()
+    if missing.policy is None:
+        return shelf.shapes.nearest(missing.problem, MAX_NEAREST)
+    return shelf.shapes.nearest(
+        missing.problem, MAX_NEAREST, lambda problem: bool(_of(missing.policy, shelf.winners[problem.key]))
+    )
 
 
 def _compatible(index: WinnerIndex, winners: Sequence[Tuned], place: Place) -> Iterator[tuple[Tuned, Environment, str]]:
@@ -283,10 +306,19 @@ def _bucket_sentence(problem: Problem, tuned: Tuned) -> str:
 
 
 def _why_none(
-    index: WinnerIndex, problem: Problem, device: Device, winners: Sequence[Tuned], place: Place
+    index: WinnerIndex,
+    problem: Problem,
+    device: Device,
+    every: tuple[Tuned, ...],
+    place: Place,
+    policy: str | None,
 ) -> Iterator[str]:
-    """Why there is nothing to serve: the stale winners, or that there is none at all."""
-    if not winners:
+    """Why there is nothing to serve: the stale winners, or those of other policies, or that there is none at all."""
+    winners = _of(policy, every)
+    if not winners and every:
+        others = ", ".join(dict.fromkeys(tuned.policy for tuned in every))
+        yield f"{problem.key} is tuned on {device.name} ({device.fingerprint}) under {others}, not under {policy}"
+    elif not winners:
         yield f"{problem.key} is not tuned on {device.name} ({device.fingerprint})"
     for tuned in winners[:MAX_STALE_REASONS]:
         day = tuned.created_at.date().isoformat()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..kernels.problem import Op, Problem
@@ -51,12 +51,15 @@ class ShapeMap:
             cells[cell] = (*cells.get(cell, ()), *points)
         return ShapeMap(cells)
 
-    def nearest(self, problem: Problem, count: int) -> tuple[Problem, ...]:
+    def nearest(
+        self, problem: Problem, count: int, keep: Callable[[Problem], bool] | None = None
+    ) -> tuple[Problem, ...]:
         """The `count` problems of the same op with the smallest log distance over M, N and K, nearest first.
 
         Args:
             problem: the problem that was asked for.
             count: at most this many.
+            keep: only problems for which it is true; None for all.
         """
         m, n, k, _ = _point(problem)
         bounds = sorted(
@@ -71,7 +74,7 @@ class ShapeMap:
                 break
             for log_m, log_n, log_k, other in self.cells[cell]:
                 distance = math.hypot(log_m - m, log_n - n, log_k - k)
-                if distance <= farthest:
+                if distance <= farthest and (keep is None or keep(other)):
                     insort(best, (distance, other.key, other), key=_rank)
                     del best[count:]
                     farthest = best[-1][0] if len(best) == count else math.inf

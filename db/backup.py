@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import sqlite3
 from pathlib import Path
 
-from ..kernels.errors import InvalidInputError, NotFoundError, StoreError
+from ..kernels.errors import StoreError
 from .faults import sentence
+from .publish import new_file
 
 
 def backup(source: sqlite3.Connection, path: Path) -> None:
@@ -26,21 +25,15 @@ def backup(source: sqlite3.Connection, path: Path) -> None:
         NotFoundError: its directory does not exist.
         StoreError: the copy could not be written, or is damaged.
     """
-    if not os.path.isdir(path.parent):  # noqa: PTH112 - Path.is_dir raises where it may not look
-        raise NotFoundError(f"The directory {path.parent} of the backup {path} does not exist: create it first.")
-    if os.path.lexists(path):
-        raise _exists(path)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        _copy(source, partial)
-        _publish(partial, path)
+        with new_file(path, "backup") as partial:
+            try:
+                _copy(source, partial)
+            finally:
+                for suffix in ("-journal", "-wal", "-shm"):
+                    Path(f"{partial}{suffix}").unlink(missing_ok=True)
     except sqlite3.Error as error:
         raise StoreError(f"The backup {path} was not made. {sentence(str(path), error)}") from error
-    except OSError as error:
-        raise StoreError(f"The backup {path} was not made: {error.strerror}.") from error
-    finally:
-        for suffix in ("", "-journal", "-wal", "-shm"):
-            Path(f"{partial}{suffix}").unlink(missing_ok=True)
 
 
 def _copy(source: sqlite3.Connection, partial: Path) -> None:
@@ -55,27 +48,3 @@ def _copy(source: sqlite3.Connection, partial: Path) -> None:
         copy.close()
     if problems != ["ok"]:
         raise StoreError(f"The database is damaged ({problems[0]}), so no backup was made: restore an older one.")
-
-
-def _publish(partial: Path, path: Path) -> None:
-    """Give the copy its name, without replacing anything."""
-    with partial.open("rb+") as file:
-        os.fsync(file.fileno())
-    try:
-        os.link(partial, path)
-    except FileExistsError:
-        raise _exists(path) from None
-    except OSError:
-        # No hard links on this file system: look once more, then rename.
-        if os.path.lexists(path):
-            raise _exists(path) from None
-        partial.rename(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _exists(path: Path) -> InvalidInputError:
-    return InvalidInputError(f"The backup {path} exists already, and a backup never overwrites: give another name.")

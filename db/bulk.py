@@ -38,6 +38,14 @@ def insert_new(connection: sa.Connection, model: Any, key: str, rows: Sequence[d
     _insert(connection, model, sorted(rows, key=lambda row: str(row[key])), f"ON CONFLICT ({key}) DO NOTHING")
 
 
+def replace(connection: sa.Connection, model: Any, key: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Insert rows, each in place of the one with its natural key, which keeps its id. No key twice."""
+    if rows:
+        sets = ", ".join(f"{name} = excluded.{name}" for name in rows[0] if name != key)
+        ordered = sorted(rows, key=lambda row: str(row[key]))
+        _insert(connection, model, ordered, f"ON CONFLICT ({key}) DO UPDATE SET {sets}")
+
+
 def _insert(connection: sa.Connection, model: Any, rows: Sequence[dict[str, Any]], tail: str) -> None:
     if not rows:
         return

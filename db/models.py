@@ -6,7 +6,8 @@ Choices that hold for every table:
 - JSON is canonical text (`config_key`), not a JSON column: the text is the identity of a config, and must be the
   same bytes in every database.
 - Rows are never updated once they say what was measured. What changes: a run's progress, a winner's
-  `superseded_at`, a miss's counts, `meta`.
+  `superseded_at`, an environment's roofs when they are measured again, what a compiler says when it is asked again,
+  a miss's counts, `meta`.
 - Listings are by id within a filter, so that every filter of a listing has an index that ends in id.
 """
 
@@ -218,14 +219,18 @@ class TrialRow(Base):
     wall_s: Mapped[Float64]
     policy: Mapped[Name]
     source: Mapped[Word]
+    compile_s: Mapped[Float64] = mapped_column(server_default="0")
+    conditions: Mapped[Json | None]
+    roof_share: Mapped[Float64 | None]
+    facts: Mapped[Json | None]
 
 
 class WinnerRow(Base):
-    """What is, or was, served for (problem, environment). AUTOINCREMENT: the feed of changes is by id."""
+    """What is, or was, served for (problem, environment, policy). AUTOINCREMENT: the feed of changes is by id."""
 
     __tablename__ = "winners"
     __table_args__ = (
-        sa.Index("uq_winners_current", "problem_id", "environment_id", unique=True,
+        sa.Index("uq_winners_current", "problem_id", "environment_id", "policy", unique=True,
                  sqlite_where=sa.text("superseded_at IS NULL"), postgresql_where=sa.text("superseded_at IS NULL")),
         sa.Index("ix_winners_current_id", "id",
                  sqlite_where=sa.text("superseded_at IS NULL"), postgresql_where=sa.text("superseded_at IS NULL")),
@@ -234,6 +239,7 @@ class WinnerRow(Base):
         sa.Index(None, "device_id", "id"),
         sa.Index(None, "run_id", "id"),
         sa.Index(None, "backend", "id"),
+        sa.Index(None, "policy", "id"),
         {"sqlite_autoincrement": True},
     )  # fmt: skip
 
@@ -261,6 +267,49 @@ class WinnerRow(Base):
     source: Mapped[Word]
     created_at: Mapped[datetime]
     superseded_at: Mapped[datetime | None]
+
+
+class RoofsRow(Base):
+    """What an environment's card reaches at most."""
+
+    __tablename__ = "roofs"
+
+    environment_id: Mapped[int] = mapped_column(
+        ID, sa.ForeignKey("environments.id"), primary_key=True, autoincrement=False
+    )  # fmt: skip
+    copy_bytes_per_s: Mapped[Float64]
+    bf16_flops_per_s: Mapped[Float64]
+    measured_at: Mapped[datetime]
+
+
+class StaticFactsRow(Base):
+    """What a compiler says of a config. `key` hashes what it is known by, which may be longer than an index takes."""
+
+    __tablename__ = "static_facts"
+    __table_args__ = (
+        sa.UniqueConstraint("key"),
+        sa.Index(None, "problem_id", "id"),
+        sa.Index(None, "backend", "id"),
+        sa.Index(None, "target", "id"),
+        sa.CheckConstraint("status = 'unsupported' OR (status = 'ok') = (registers IS NOT NULL)", name="ok_has_facts"),
+    )
+
+    id: Mapped[Id]
+    key: Mapped[Fingerprint]
+    problem_id: Mapped[int] = _ref("problems.id")
+    backend: Mapped[Name]
+    config: Mapped[Json]
+    target: Mapped[Name]
+    versions: Mapped[Json]
+    registers: Mapped[Int64 | None]
+    stack_bytes: Mapped[Int64 | None]
+    shared_bytes: Mapped[Int64 | None]
+    instructions: Mapped[Json | None]
+    compile_s: Mapped[Float64]
+    status: Mapped[Word]
+    error: Mapped[Prose]
+    source: Mapped[Word]
+    created_at: Mapped[datetime]
 
 
 class MissRow(Base):

@@ -3,56 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from ..kernels.backend import ConfigValue
+from ..kernels.backend import ConfigValue, StaticFacts
 from ..kernels.device import Environment
 from ..kernels.problem import Problem
+from .filters import Page, StaticFactsFilter, TrialFilter, WinnerFilter
+from .run_records import NewRun, Run, RunProblem, RunProblemState
+from .words import CompileStatus, Origin, Policy, RunStatus, Source, TrialStatus
 
-T = TypeVar("T")
-
-
-class TrialStatus(StrEnum):
-    """How a trial ended. Only `ok` has samples."""
-
-    OK = "ok"
-    UNSUPPORTED = "unsupported"
-    COMPILE_FAILED = "compile_failed"
-    WRONG = "wrong"
-    CRASHED = "crashed"
-    TIMEOUT = "timeout"
-
-
-class Origin(StrEnum):
-    """Why a config was tried."""
-
-    DEFAULT = "default"
-    SEED = "seed"
-    SAMPLER = "sampler"
-    ENUMERATED = "enumerated"
-    FINAL = "final"
-    """A re-measurement of a finalist, interleaved with the default."""
-
-
-class Source(StrEnum):
-    """Where a number comes from. Never mixed without saying so."""
-
-    MEASURED = "measured"
-    REFERENCE = "reference"
-    COMPILED = "compiled"
-    MODEL = "model"
-
-
-class RunStatus(StrEnum):
-    """State of a run. `interrupted`: stopped by the user or found dead; it can be resumed."""
-
-    RUNNING = "running"
-    FINISHED = "finished"
-    INTERRUPTED = "interrupted"
-    FAILED = "failed"
+__all__ = [
+    "Choice",
+    "CompileStatus",
+    "Conditions",
+    "Miss",
+    "NewRun",
+    "NewStaticFacts",
+    "NewTrial",
+    "NewWinner",
+    "Origin",
+    "Page",
+    "Policy",
+    "Roofs",
+    "Run",
+    "RunProblem",
+    "RunProblemState",
+    "RunStatus",
+    "SchemaState",
+    "Source",
+    "StaticFactsFilter",
+    "StoredEnvironment",
+    "StoredStaticFacts",
+    "Timing",
+    "Trial",
+    "TrialFilter",
+    "TrialStatus",
+    "Winner",
+    "WinnerEntry",
+    "WinnerFilter",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,94 +77,40 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class RunProblem:
-    """One problem of a run, with what it stands for in the model.
+class Conditions:
+    """What a GPU was like while one config was measured, as NVML says; every figure None where it does not.
 
     Attributes:
-        problem: the GEMM.
-        role: role in the model, `moe.w13`, `attn.qkv`, ...; empty for a bare shape.
-        phases: `decode`, `verify`, `draft_extend`, `draft_decode`, `prefill`; empty for a bare shape.
-        layers: how many layers share it; 1 for a bare shape.
+        sm_clock_mhz: lowest and highest SM clock seen.
+        memory_clock_mhz: lowest and highest memory clock seen.
+        temperature_c: highest GPU temperature seen, degrees Celsius.
+        power_w: highest board power seen, watts.
+        throttle_reasons: NVML's names of what held the clocks back (`sw_power_cap`, `hw_thermal_slowdown`), sorted;
+            idling and clocks that an application set are none.
+        throttled_samples: indices into the samples during or after which such a reason was on, ascending.
     """
 
-    problem: Problem
-    role: str = ""
-    phases: tuple[str, ...] = ()
-    layers: int = 1
+    sm_clock_mhz: tuple[int, int] | None = None
+    memory_clock_mhz: tuple[int, int] | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    throttled_samples: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class NewRun:
-    """What is known when a run starts.
+class Roofs:
+    """What a card reaches at most, measured on it. Source `measured`.
 
     Attributes:
-        environment: where it runs.
-        problems: what it tunes, in order.
-        checkpoint: preset name or path as the user gave it; empty for bare shapes.
-        settings: every setting that decides what the run does (backends, budget, trials, seed, ...).
-        seed: the seed of every random choice.
-        host: host name. pid: process id. version: fp4tune's version.
+        copy_bytes_per_s: bytes read plus bytes written per second of a device-to-device copy much larger than L2.
+        bf16_flops_per_s: multiply and add operations per second of a large BF16 matrix product of random operands.
+        measured_at: UTC.
     """
 
-    environment: Environment
-    problems: Sequence[RunProblem]
-    checkpoint: str
-    settings: Mapping[str, Any]
-    seed: int
-    host: str
-    pid: int
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A stored run.
-
-    Attributes:
-        id: 26 characters, sortable by start time.
-        status: see RunStatus.
-        checkpoint, settings, seed, host, pid, version: as in NewRun.
-        environment_fingerprint, device_fingerprint, device_name: where it runs.
-        started_at, heartbeat_at: UTC. finished_at: UTC or None while it runs.
-        n_problems, n_done, n_trials: progress.
-        error: why it failed; empty otherwise.
-    """
-
-    id: str
-    status: RunStatus
-    checkpoint: str
-    settings: Mapping[str, Any]
-    seed: int
-    host: str
-    pid: int
-    version: str
-    environment_fingerprint: str
-    device_fingerprint: str
-    device_name: str
-    started_at: datetime
-    heartbeat_at: datetime
-    finished_at: datetime | None
-    n_problems: int
-    n_done: int
-    n_trials: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunProblemState:
-    """A problem of a stored run and whether it is done.
-
-    Attributes:
-        position: 0-based place in the run.
-        item: the problem and what it stands for.
-        done: True once its winner was selected (or it was found that no backend can run it).
-        outcome: one sentence about the end; empty while it is not done.
-    """
-
-    position: int
-    item: RunProblem
-    done: bool
-    outcome: str
+    copy_bytes_per_s: float
+    bf16_flops_per_s: float
+    measured_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +132,13 @@ class NewTrial:
         seed: seed of the operands and of the sampler for this trial.
         optimizer, optimizer_version: `optuna.tpe` and Optuna's version, `enumeration`, ...
         started_at: UTC. wall_s: wall-clock seconds the trial took, preparing and checking included.
-        policy: the measuring policy (`cpu.warm`, `cuda.eager`); figures of two policies are never compared.
+        policy: the measuring policy (`cpu.warm`, `cuda.graph`, `cuda.eager`); figures of two are never compared.
         source: where the figures come from.
+        compile_s: seconds of compiler, on whatever core it ran, which `wall_s` need not contain; 0 if nothing was
+            compiled.
+        conditions: what the card was like; None on a CPU or if nothing was timed.
+        roof_share: time that the measured roofs allow at least, over `time_us`; None without roofs or timing.
+        facts: what the compiler says of the config (source `compiled`), if it does.
 
     Raises:
         ValueError: timing is there without status ok, or the other way round.
@@ -220,6 +162,10 @@ class NewTrial:
     wall_s: float
     policy: str
     source: Source = Source.MEASURED
+    compile_s: float = 0.0
+    conditions: Conditions | None = None
+    roof_share: float | None = None
+    facts: StaticFacts | None = None
 
     def __post_init__(self) -> None:
         """Check that exactly the trials that ran carry a timing."""
@@ -262,6 +208,10 @@ class Trial:
     wall_s: float
     policy: str
     source: Source
+    compile_s: float = 0.0
+    conditions: Conditions | None = None
+    roof_share: float | None = None
+    facts: StaticFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +232,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class NewWinner:
-    """What is served for (problem, environment) from now on.
+    """What is served for (problem, environment, policy) from now on.
 
     Attributes:
         run_id, problem, environment: where it comes from.
@@ -318,6 +268,7 @@ class Winner:
         run_id, problem, choice, default, tie_set, depends_on, n_trials, policy, source: as in NewWinner.
         environment: device and versions it was measured in.
         created_at: UTC. superseded_at: UTC, None while it is the one that is served.
+        compile_s, conditions, roof_share, facts: of the trial that measured `choice`, as in NewTrial; None without it.
     """
 
     id: int
@@ -333,11 +284,76 @@ class Winner:
     source: Source
     created_at: datetime
     superseded_at: datetime | None
+    compile_s: float | None = None
+    conditions: Conditions | None = None
+    roof_share: float | None = None
+    facts: StaticFacts | None = None
 
     @property
     def speedup(self) -> float:
         """How many times as fast as the default: default time over served time."""
         return self.default.time_us / self.choice.time_us
+
+
+@dataclass(frozen=True, slots=True)
+class NewStaticFacts:
+    """What a compiler says of a config without any device. Source `compiled`, always.
+
+    Attributes:
+        problem: what it computes.
+        backend: whose config. config: decoded config.
+        target: what it was compiled for: `sm_90a`, `sm_120a`.
+        versions: what compiled it, `{"triton": "3.9.0"}`.
+        status: what came of it.
+        facts: there if status is ok, may be if it is unsupported (they say why), else None; of the same target.
+        compile_s: seconds of compiler.
+        error: one or more lines; empty if ok.
+
+    Raises:
+        ValueError: ok without facts, facts of what did not compile, or facts of another target.
+    """
+
+    problem: Problem
+    backend: str
+    config: Mapping[str, ConfigValue]
+    target: str
+    versions: Mapping[str, str]
+    status: CompileStatus
+    facts: StaticFacts | None
+    compile_s: float
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        """Check that what compiled carries facts, and those of its target."""
+        if self.status is not CompileStatus.UNSUPPORTED and (self.facts is None) == (self.status is CompileStatus.OK):
+            raise ValueError(f"static facts with status {self.status} and facts {self.facts}")
+        if self.facts is not None and self.facts.target != self.target:
+            raise ValueError(f"static facts for target {self.target!r} that are of {self.facts.target!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStaticFacts:
+    """Stored static facts: NewStaticFacts' fields with an id.
+
+    Attributes:
+        id: database id, growing; an entry that is replaced keeps it.
+        source: `compiled`.
+        created_at: UTC, when this entry, not the one that it replaced, was stored.
+        The rest: as in NewStaticFacts.
+    """
+
+    id: int
+    problem: Problem
+    backend: str
+    config: Mapping[str, ConfigValue]
+    target: str
+    versions: Mapping[str, str]
+    status: CompileStatus
+    facts: StaticFacts | None
+    compile_s: float
+    error: str
+    source: Source
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,52 +387,6 @@ class StoredEnvironment:
     created_at: datetime
     n_trials: int
     n_winners: int
-
-
-@dataclass(frozen=True, slots=True)
-class TrialFilter:
-    """Which trials to list; None means any.
-
-    Attributes:
-        run_id, problem_key, backend, status, environment_fingerprint, device_fingerprint: exact matches.
-    """
-
-    run_id: str | None = None
-    problem_key: str | None = None
-    backend: str | None = None
-    status: TrialStatus | None = None
-    environment_fingerprint: str | None = None
-    device_fingerprint: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WinnerFilter:
-    """Which winners to list; None means any.
-
-    Attributes:
-        problem_key, backend, environment_fingerprint, device_fingerprint, run_id: exact matches.
-        current: True for those that are served now, False for history, None for both.
-    """
-
-    problem_key: str | None = None
-    backend: str | None = None
-    environment_fingerprint: str | None = None
-    device_fingerprint: str | None = None
-    run_id: str | None = None
-    current: bool | None = True
-
-
-@dataclass(frozen=True, slots=True)
-class Page(Generic[T]):
-    """One page of a listing.
-
-    Attributes:
-        items: at most the limit that was asked for.
-        next_after: pass as `after` for the next page; None on the last.
-    """
-
-    items: Sequence[T]
-    next_after: int | None = field(default=None)
 
 
 class WinnerEntry(NamedTuple):

@@ -34,14 +34,35 @@ def own_columns(new: NewRun) -> dict[str, Any]:
     Raises:
         InvalidInputError: something in it cannot be stored.
     """
+    return said_columns(new) | _owner_columns(new.host, new.pid)
+
+
+def said_columns(new: NewRun) -> dict[str, Any]:
+    """The same, without those that tell which process it is.
+
+    Raises:
+        InvalidInputError: something in it cannot be stored.
+    """
     return {
-        **_owner_columns(new.host, new.pid),
+        "host": values.name(new.host, "The host"),
+        "pid": values.int64(new.pid, "The process id"),
         "checkpoint": values.name(new.checkpoint, "The checkpoint", limit=4096),
         "settings": values.canonical(dict(new.settings), "The settings of a run"),
         "seed": values.int64(new.seed, "The seed"),
         "version": values.name(new.version, "The version"),
         "n_problems": len(new.problems),
     }
+
+
+def checked_id(ulid: str) -> str:
+    """A run's id that comes from elsewhere.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    if len(ulid) != LENGTH or not set(ulid) <= set(ALPHABET):
+        raise InvalidInputError(f"The id of a run has {LENGTH} characters of {ALPHABET}, and {ulid[:40]!r} has not.")
+    return ulid
 
 
 def item_columns(item: RunProblem) -> dict[str, Any]:

@@ -9,28 +9,33 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import sqlalchemy as sa
 
 from ..kernels.device import Device, Environment
 from ..kernels.errors import InvalidInputError, StoreError, UnsupportedError
-from . import misses, places, runs, schema, trials, winners
+from . import misses, places, roofs, runs, schema, static_facts, trials, winners
 from .backup import backup
 from .engine import Mode, Target, make_engine, parse_target, use_wal, writer
 from .faults import reading, translated
 from .ids import UlidSource
+from .publish import new_file
 from .records import (
     Miss,
     NewRun,
+    NewStaticFacts,
     NewTrial,
     NewWinner,
     Page,
+    Roofs,
     Run,
     RunProblemState,
     RunStatus,
     SchemaState,
+    StaticFactsFilter,
     StoredEnvironment,
+    StoredStaticFacts,
     Trial,
     TrialFilter,
     Winner,
@@ -38,8 +43,12 @@ from .records import (
     WinnerFilter,
 )
 
+if TYPE_CHECKING:
+    from .exchange import ExportSummary, ImportSummary
+
 ANY_TRIAL = TrialFilter()
 CURRENT_WINNERS = WinnerFilter()
+ANY_STATIC_FACTS = StaticFactsFilter()
 
 
 def utc_now() -> datetime:
@@ -250,7 +259,7 @@ class Store:
     # Winners
 
     def add_winner(self, new: NewWinner) -> int:
-        """Store a winner; it supersedes what was served for its problem and environment. Returns its id.
+        """Store a winner; it supersedes what was served for its problem, environment and policy. Returns its id.
 
         Raises:
             NotFoundError: its run does not exist.
@@ -258,7 +267,7 @@ class Store:
         return self.add_winners([new])[0]
 
     def add_winners(self, new: Sequence[NewWinner]) -> list[int]:
-        """Store winners, all or none; of several for one problem and environment the last is served.
+        """Store winners, all or none; of several for one problem, environment and policy the last is served.
 
         Returns:
             Their ids.
@@ -280,8 +289,8 @@ class Store:
     def winner_changes(self, after_id: int = 0, *, limit: int = 10_000) -> list[WinnerEntry]:
         """Winners that are served now and have an id above `after_id`, by id.
 
-        This keeps an index up to date: start with 0, let each entry replace the one of the same problem and
-        environment, remember the largest id, and call again with it until fewer than `limit` come. Nothing is ever
+        This keeps an index up to date: start with 0, let each entry replace the one of the same problem, environment
+        and policy, remember the largest id, and call again with it until fewer than `limit` come. Nothing is ever
         missed, because ids become visible in order, also with several writers on PostgreSQL.
         """
         with self._reading() as connection:
@@ -313,6 +322,44 @@ class Store:
         """
         with self._reading() as connection:
             return places.environment(connection, fingerprint)
+
+    def roofs(self, environment: Environment) -> Roofs | None:
+        """What the card of an environment reaches at most; None if it was not measured."""
+        with self._reading() as connection:
+            return roofs.find(connection, environment.fingerprint)
+
+    def set_roofs(self, environment: Environment, new: Roofs) -> None:
+        """Store the roofs of an environment, in place of those that were there."""
+        row = roofs.measured_columns(new)
+        with self._writing() as connection:
+            roofs.put(connection, environment, row, self._clock())
+
+    # Static facts
+
+    def add_static_facts(self, new: Sequence[NewStaticFacts]) -> list[int]:
+        """Store what a compiler says of configs, all or none.
+
+        An entry replaces the one of the same problem, backend, config, target and versions, and keeps its id.
+
+        Returns:
+            Their ids.
+        """
+        rows = [static_facts.compiled_columns(entry) for entry in new]
+        if not rows:
+            return []
+        with self._writing() as connection:
+            return static_facts.put(connection, new, rows, [self._clock()] * len(rows))
+
+    def static_facts(
+        self,
+        filter: StaticFactsFilter = ANY_STATIC_FACTS,  # noqa: A002 - what it is
+        *,
+        limit: int = 100,
+        after: int = 0,
+    ) -> Page[StoredStaticFacts]:
+        """A page of static facts by id, after the one with id `after`."""
+        with self._reading() as connection:
+            return static_facts.page(connection, filter, limit=limit, after=after)
 
     # Misses
 
@@ -388,6 +435,52 @@ class Store:
             raise UnsupportedError("A PostgreSQL database is backed up with PostgreSQL's own tool: pg_dump.")
         with translated(self._target.shown), self._engine.connect() as connection:
             backup(connection.connection.driver_connection, Path(path))  # type: ignore[arg-type]
+
+    def export(self, path: Path, *, run_ids: Sequence[str] | None = None) -> ExportSummary:
+        """Write runs with all that belongs to them to a new file, as they are at one moment.
+
+        Args:
+            path: the file to make; it must not exist.
+            run_ids: ids of runs or unique beginnings of them; None for all, and for whatever roofs and static facts
+                there are. A run that is alive is left out then, and a note says so.
+
+        Raises:
+            BusyError: a run that was named is alive.
+            InvalidInputError: the path exists; a run is named by too little.
+            NotFoundError: the path's directory, or a run, does not exist.
+        """
+        from . import exchange, exporting
+
+        with self._one_moment() as connection:
+            chosen, notes = exporting.chosen_runs(connection, run_ids, host=socket.gethostname(), now=self._clock())
+            with new_file(Path(path), "export") as partial, partial.open("wb") as file:
+                lines = exporting.lines(connection, chosen, everything=run_ids is None)
+                return exchange.ExportSummary(exchange.write(file, lines), tuple(notes))
+
+    @contextlib.contextmanager
+    def _one_moment(self) -> Iterator[sa.Connection]:
+        """A transaction for reading in which every statement sees the same moment; on SQLite each one does."""
+        engine = self._engine
+        if self._target.path is None:
+            engine = engine.execution_options(isolation_level="REPEATABLE READ")
+        with reading(self._target.shown), engine.begin() as connection:
+            yield connection
+
+    def import_from(self, path: Path) -> ImportSummary:
+        """Store what a file of `export` says, all of it or nothing. Again changes nothing.
+
+        Runs keep their ids. A winner that is current in the file supersedes an older one here, and is history here
+        beside a newer one; roofs and static facts replace older ones.
+
+        Raises:
+            InvalidInputError: the file is no export, is damaged, is of a newer version, or refers to what it does not
+                have; or a run is there already with other content.
+            NotFoundError: there is no such file.
+        """
+        from .importing import Importer
+
+        with self._writing() as connection:
+            return Importer(connection, self._clock()).read(Path(path))
 
     def check(self) -> None:
         """Raise a StoreError unless the database can be read and has the schema that this fp4tune needs."""

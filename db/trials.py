@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ..kernels.errors import InvalidInputError
-from . import bulk, listing, places, runs, samples, values
+from . import bulk, details, listing, places, runs, samples, values
 from .faults import from_row
 from .models import DeviceRow, EnvironmentRow, ProblemRow, RunRow, TrialRow
 from .records import NewTrial, Origin, Page, Source, Trial, TrialFilter, TrialStatus
@@ -25,6 +25,7 @@ _COLUMNS: tuple[Any, ...] = (
     TrialRow.config, TrialRow.origin, TrialRow.status, TrialRow.time_us, TrialRow.time_us_low, TrialRow.time_us_high,
     TrialRow.samples, TrialRow.n_samples, TrialRow.error, TrialRow.rel_error, TrialRow.seed, TrialRow.optimizer,
     TrialRow.optimizer_version, TrialRow.started_at, TrialRow.wall_s, TrialRow.policy, TrialRow.source,
+    TrialRow.compile_s, TrialRow.conditions, TrialRow.roof_share, TrialRow.facts,
 )  # fmt: skip
 
 
@@ -61,7 +62,22 @@ def measured_columns(trial: NewTrial) -> dict[str, Any]:
         "wall_s": values.number(trial.wall_s, "The wall time of a trial"),
         "policy": values.name(trial.policy, "The measuring policy"),
         "source": trial.source.value,
+        "compile_s": values.number(trial.compile_s, "The compile time of a trial", least=0),
+        "conditions": _conditions(trial),
+        "roof_share": trial.roof_share and values.number(trial.roof_share, "The share of the roof", least=0),
+        "facts": trial.facts and values.canonical(details.facts_document(trial.facts), "The static facts"),
     }
+
+
+def _conditions(trial: NewTrial) -> str | None:
+    """A trial's conditions as JSON; its throttled samples are those of the samples that are kept."""
+    conditions, timing = trial.conditions, trial.timing
+    if conditions is None:
+        return None
+    n = len(timing.samples_us) if timing is not None else 0
+    document = details.conditions_document(conditions, n)
+    document["throttled_samples"] = samples.kept(document["throttled_samples"], n)
+    return values.canonical(document, "The conditions of a trial")
 
 
 def add(
@@ -158,9 +174,12 @@ def _trial_from(row: Sequence[Any]) -> Trial:
     (
         id_, ulid, environment, device, number, backend, config, origin, status, time_us, low, high,
         blob, n_samples, error, rel_error, seed, optimizer, optimizer_version, started_at, wall_s, policy, source,
+        compile_s, conditions, roof_share, facts,
     ) = row[places.N_PROBLEM_COLUMNS :]  # fmt: skip
     return Trial(
         id_, ulid, places.problem_from(row), environment, device, number, backend, json.loads(config),
         Origin(origin), TrialStatus(status), time_us, low, high, samples.unpack(blob), n_samples, error, rel_error,
-        seed, optimizer, optimizer_version, started_at, wall_s, policy, Source(source),
+        seed, optimizer, optimizer_version, started_at, wall_s, policy, Source(source), compile_s,
+        conditions and details.conditions_from(json.loads(conditions)), roof_share,
+        facts and details.facts_from(json.loads(facts)),
     )  # fmt: skip

@@ -80,14 +80,16 @@ def int64(value: object, what: str, *, least: int = -_INT64) -> int:
     return int(value)
 
 
-def number(value: float, what: str) -> float:
+def number(value: float, what: str, *, least: float | None = None) -> float:
     """A finite float.
 
     Raises:
-        InvalidInputError: it is NaN or infinite.
+        InvalidInputError: it is NaN or infinite, or below `least`.
     """
     if not math.isfinite(value):
         raise InvalidInputError(f"{what} must be a finite number, and is {value}.")
+    if least is not None and value < least:
+        raise InvalidInputError(f"{what} must be at least {least:g}, and is {value}.")
     return float(value)
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from . import bulk, listing, places, runs, values
+from . import bulk, details, listing, places, runs, values
 from .faults import from_row
-from .models import DeviceRow, EnvironmentRow, MetaRow, ProblemRow, RunRow, WinnerRow
+from .models import DeviceRow, EnvironmentRow, MetaRow, ProblemRow, RunRow, TrialRow, WinnerRow
 from .records import Choice, NewWinner, Page, Source, Winner, WinnerEntry, WinnerFilter
+
+Place = tuple[int, int, str]
+"""Problem id, environment id and policy: where at most one winner is current."""
 
 GENERATION = "generation"
 """Key in `meta` of the counter that every change of what is served moves."""
@@ -22,7 +25,7 @@ _COLUMNS: tuple[Any, ...] = (
     WinnerRow.time_us_low, WinnerRow.time_us_high, WinnerRow.default_backend, WinnerRow.default_config,
     WinnerRow.default_time_us, WinnerRow.default_time_us_low, WinnerRow.default_time_us_high, WinnerRow.tie_set,
     WinnerRow.depends_on, WinnerRow.n_trials, WinnerRow.policy, WinnerRow.source, WinnerRow.created_at,
-    WinnerRow.superseded_at,
+    WinnerRow.superseded_at, TrialRow.compile_s, TrialRow.conditions, TrialRow.roof_share, TrialRow.facts,
 )  # fmt: skip
 
 _ENTRY_COLUMNS: tuple[Any, ...] = (
@@ -70,7 +73,7 @@ def _tie(choice: Choice) -> dict[str, Any]:
 def add(
     connection: sa.Connection, new: Sequence[NewWinner], rows: Sequence[Mapping[str, Any]], now: datetime
 ) -> list[int]:
-    """Store winners; each supersedes the one that was current for its problem and environment.
+    """Store winners; each supersedes the one that was current for its problem, environment and policy.
 
     Within one call, a later one also supersedes an earlier one.
 
@@ -86,16 +89,13 @@ def add(
     environment_ids = places.environment_ids(connection, [winner.environment for winner in new], now)
     problem_ids = places.problem_ids(connection, [winner.problem for winner in new])
     run_ids = runs.ids(connection, [winner.run_id for winner in new])
-    # First of all writers of winners take this lock and keep it until the commit. So ids, which are drawn after it,
-    # become visible in order, which `changes` relies on; and two of them cannot supersede the same row.
-    connection.execute(sa.update(MetaRow).where(MetaRow.key == GENERATION).values(value=MetaRow.value + 1))
-
+    move_generation(connection)
     ids = bulk.next_ids(connection, WinnerRow, len(new))
     full: list[dict[str, Any]] = []
-    last: dict[tuple[int, int], int] = {}
+    last: dict[Place, int] = {}
     for id_, winner, row in zip(ids, new, rows, strict=True):
         environment_id, device_id = environment_ids[winner.environment.fingerprint]
-        place = (problem_ids[winner.problem.key], environment_id)
+        place = (problem_ids[winner.problem.key], environment_id, row["policy"])
         if place in last:
             full[last[place]]["superseded_at"] = now
         last[place] = len(full)
@@ -106,22 +106,37 @@ def add(
     return ids
 
 
-def _supersede(connection: sa.Connection, at: Sequence[tuple[int, int]], now: datetime) -> None:
-    """Mark what is current for (problem id, environment id) as superseded."""
+def move_generation(connection: sa.Connection) -> None:
+    """Say that what is served changes; before any id of a winner is drawn.
+
+    First of all writers of winners take this lock and keep it until the commit. So ids, which are drawn after it,
+    become visible in order, which `changes` relies on; and two of them cannot supersede the same row.
+    """
+    connection.execute(sa.update(MetaRow).where(MetaRow.key == GENERATION).values(value=MetaRow.value + 1))
+
+
+def _supersede(connection: sa.Connection, at: Sequence[Place], now: datetime) -> None:
+    """Mark what is current at these places as superseded."""
     if connection.dialect.name == "postgresql":
-        arrays = ", ".join(bulk.array(connection, c) for c in (WinnerRow.problem_id, WinnerRow.environment_id))
+        columns = (WinnerRow.problem_id, WinnerRow.environment_id, WinnerRow.policy)
+        arrays = ", ".join(bulk.array(connection, column) for column in columns)
         statement = sa.text(
-            f"UPDATE winners SET superseded_at = :now FROM unnest({arrays}) AS at (p, e) "  # noqa: S608 - no input in it
-            "WHERE problem_id = at.p AND environment_id = at.e AND superseded_at IS NULL"
+            f"UPDATE winners SET superseded_at = :now FROM unnest({arrays}) AS at (p, e, q) "  # noqa: S608 - no input in it
+            "WHERE problem_id = at.p AND environment_id = at.e AND policy = at.q AND superseded_at IS NULL"
         )
-        connection.execute(
-            statement, {"now": now, "problem_id": [p for p, _ in at], "environment_id": [e for _, e in at]}
-        )  # fmt: skip
+        given = dict(zip((column.key for column in columns), map(list, zip(*at, strict=True)), strict=True))
+        connection.execute(statement, {"now": now, **given})
         return
-    places_ = (WinnerRow.problem_id == sa.bindparam("p"), WinnerRow.environment_id == sa.bindparam("e"))
     connection.execute(
-        sa.update(WinnerRow).where(*places_, WinnerRow.superseded_at.is_(None)).values(superseded_at=now),
-        [{"p": problem_id, "e": environment_id} for problem_id, environment_id in at],
+        sa.update(WinnerRow)
+        .where(
+            WinnerRow.problem_id == sa.bindparam("p"),
+            WinnerRow.environment_id == sa.bindparam("e"),
+            WinnerRow.policy == sa.bindparam("q"),
+            WinnerRow.superseded_at.is_(None),
+        )
+        .values(superseded_at=now),
+        [{"p": problem_id, "e": environment_id, "q": policy} for problem_id, environment_id, policy in at],
     )
 
 
@@ -132,22 +147,33 @@ def page(connection: sa.Connection, where: WinnerFilter, *, limit: int, after: i
         EnvironmentRow, EnvironmentRow.fingerprint, where.environment_fingerprint, "A fingerprint"
     )
     device_id = listing.id_of(DeviceRow, DeviceRow.fingerprint, where.device_fingerprint, "A fingerprint")
-    # An index has the one that is served for a problem in an environment.
-    single = bool(where.current and where.problem_key is not None and where.environment_fingerprint is not None)
+    # An index has the one that is served for a problem in an environment under a policy.
+    single = bool(where.current) and None not in (where.problem_key, where.environment_fingerprint, where.policy)
+    policy = where.policy if where.policy is None else values.name(where.policy, "The policy")
     filters = [
         (WinnerRow.problem_id, listing.id_of(ProblemRow, ProblemRow.key, where.problem_key, "A problem's key")),
         (WinnerRow.environment_id, environment_id if single else None),
+        (WinnerRow.policy, policy if single else None),
         (WinnerRow.run_id, listing.id_of(RunRow, RunRow.ulid, where.run_id, "A run's id")),
         (WinnerRow.environment_id, environment_id if not single else None),
         (WinnerRow.device_id, device_id),
         (WinnerRow.backend, where.backend if where.backend is None else values.name(where.backend, "The backend")),
+        (WinnerRow.policy, policy if not single else None),
     ]
     select = (
         sa.select(*places.PROBLEM_COLUMNS, *_COLUMNS)
         .select_from(WinnerRow)
         .outerjoin(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
         .outerjoin(RunRow, RunRow.id == WinnerRow.run_id)
-        .where(*listing.conditions(connection, filters, leading=1 + single), WinnerRow.id > after)
+        .outerjoin(
+            TrialRow,
+            sa.and_(
+                TrialRow.run_id == WinnerRow.run_id,
+                TrialRow.problem_id == WinnerRow.problem_id,
+                TrialRow.number == WinnerRow.trial_number,
+            ),
+        )
+        .where(*listing.conditions(connection, filters, leading=3 if single else 1), WinnerRow.id > after)
         .order_by(WinnerRow.id)
         .limit(limit + 1)
     )
@@ -189,11 +215,14 @@ def _winner_from(row: Sequence[Any], environment: Any) -> Winner:
     (
         id_, ulid, _, backend, config, time_us, low, high, default_backend, default_config, default_time_us,
         default_low, default_high, tie_set, depends_on, n_trials, policy, source, created_at, superseded_at,
+        compile_s, conditions, roof_share, facts,
     ) = row[places.N_PROBLEM_COLUMNS :]  # fmt: skip
     return Winner(
         id_, ulid, places.problem_from(row), environment,
         Choice(backend, json.loads(config), time_us, low, high),
         Choice(default_backend, json.loads(default_config), default_time_us, default_low, default_high),
         tuple(Choice(**tie) for tie in json.loads(tie_set)), tuple(json.loads(depends_on)),
-        n_trials, policy, Source(source), created_at, superseded_at,
+        n_trials, policy, Source(source), created_at, superseded_at, compile_s,
+        conditions and details.conditions_from(json.loads(conditions)), roof_share,
+        facts and details.facts_from(json.loads(facts)),
     )  # fmt: skip

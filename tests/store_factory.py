@@ -8,15 +8,20 @@ from typing import Any
 
 from fp4tune.db.records import (
     Choice,
+    CompileStatus,
+    Conditions,
     Miss,
     NewRun,
+    NewStaticFacts,
     NewTrial,
     NewWinner,
     Origin,
+    Roofs,
     RunProblem,
     Timing,
     TrialStatus,
 )
+from fp4tune.kernels.backend import StaticFacts
 from fp4tune.kernels.device import Device, Environment
 from fp4tune.kernels.problem import Op, Problem
 
@@ -117,3 +122,28 @@ def new_winner(run_id: str, **fields: Any) -> NewWinner:
 
 def miss(problem: Problem = SMALL, **fields: Any) -> Miss:
     return replace(Miss(problem, CARD.fingerprint, ON_CARD.fingerprint, 1, START, START), **fields)
+
+
+CONDITIONS = Conditions((1755, 1980), (3201, 3201), 61, 512.25, ("sw_power_cap",), (0, 7, 29))
+FACTS = StaticFacts("sm_120a", 168, 0, 98_304, {"OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X": 64})
+ROOFS = Roofs(3.9e12, 7.5e14, START)
+
+
+def measured_on_a_card(run_id: str, number: int = 0, **fields: Any) -> NewTrial:
+    """A trial with everything that a trial can have."""
+    more = {"compile_s": 2.5, "conditions": CONDITIONS, "roof_share": 0.625, "facts": FACTS, "policy": "cuda.graph"}
+    return new_trial(run_id, number, **(more | fields))
+
+
+def new_static_facts(**fields: Any) -> NewStaticFacts:
+    entry = NewStaticFacts(
+        problem=SMALL,
+        backend="triton.native",
+        config={"block_m": 64, "stages": 3},
+        target="sm_120a",
+        versions={"triton": "3.9.0"},
+        status=CompileStatus.OK,
+        facts=FACTS,
+        compile_s=1.25,
+    )
+    return replace(entry, **fields)

@@ -61,8 +61,8 @@ def open_and_write(url: str) -> str:
 
 
 def migrate_and_write(url: str, migrations: Path) -> SchemaState:
-    """As an fp4tune that has a migration 0002: open, which migrates, and store a run and a trial."""
-    schema.MIGRATIONS, schema.REVISIONS, schema.HEAD = migrations, ("0001", "0002"), "0002"
+    """As an fp4tune that has a migration 0003: open, which migrates, and store a run and a trial."""
+    schema.MIGRATIONS, schema.REVISIONS, schema.HEAD = migrations, ("0001", "0002", "0003"), "0003"
     with Store.open(url) as store:
         store.add_trials([new_trial(store.create_run(new_run(pid=os.getpid())))])
         return store.schema()

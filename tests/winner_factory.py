@@ -53,6 +53,7 @@ def entry(
     day: int = 0,
     time_us: float = 10.0,
     depends_on: Sequence[str] = DEPENDS_ON,
+    policy: str = "cuda.eager",
 ) -> WinnerEntry:
     """A current winner as an index sees it: id `number`, `day` days after START."""
     at = at or environment()
@@ -77,7 +78,7 @@ def entry(
         n_ties=2,
         depends_on_json=json.dumps(list(depends_on)),
         n_trials=24,
-        policy="cuda.eager",
+        policy=policy,
         source=Source.MEASURED.value,
         created_at=START + timedelta(days=day),
     )
@@ -103,6 +104,7 @@ def new_winner(
     *,
     time_us: float = 10.0,
     depends_on: Sequence[str] = DEPENDS_ON,
+    policy: str = "cuda.eager",
 ) -> NewWinner:
     return NewWinner(
         run_id=run_id,
@@ -114,7 +116,7 @@ def new_winner(
         depends_on=tuple(depends_on),
         trial_number=7,
         n_trials=24,
-        policy="cuda.eager",
+        policy=policy,
     )
 
 

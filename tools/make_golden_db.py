@@ -19,11 +19,15 @@ from pathlib import Path
 from fp4tune.db import Store
 from fp4tune.db.records import (
     Choice,
+    CompileStatus,
+    Conditions,
     Miss,
     NewRun,
+    NewStaticFacts,
     NewTrial,
     NewWinner,
     Origin,
+    Roofs,
     RunProblem,
     RunStatus,
     Source,
@@ -31,6 +35,7 @@ from fp4tune.db.records import (
     TrialStatus,
 )
 from fp4tune.db.schema import HEAD
+from fp4tune.kernels.backend import StaticFacts
 from fp4tune.kernels.device import Device, Environment
 from fp4tune.kernels.problem import Format, Op, OutDtype, Problem, Routing
 
@@ -46,6 +51,9 @@ GROUPED = Problem(
     32, 256, 4096, Op.GROUPED, 64, 512, 10, Routing.POWER_LAW, Format.NVFP4_W4A16, OutDtype.FP32
 )  # fmt: skip
 
+CONDITIONS = Conditions((1755, 1980), None, 61, 512.25, ("hw_thermal_slowdown", "sw_power_cap"), (0, 2))
+FACTS = StaticFacts("sm_120a", 168, 16, 98_304, {"OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X": 64})
+
 
 def choice(time_us: float, **config: str | float | bool) -> Choice:
     """A choice with an interval of 2% to each side."""
@@ -55,6 +63,8 @@ def choice(time_us: float, **config: str | float | bool) -> Choice:
 def trial(run_id: str, number: int, status: TrialStatus, error: str = "") -> NewTrial:
     """A trial of every status; those that ran took 10 us and a bit."""
     timing = Timing(10.0 + number, 9.5 + number, 10.5 + number, (10.0, 10.25, 9.75), 300)
+    # The second one that ran has what a card adds since schema 0002.
+    full = number == 1
     return NewTrial(
         run_id=run_id,
         problem=DENSE,
@@ -74,10 +84,22 @@ def trial(run_id: str, number: int, status: TrialStatus, error: str = "") -> New
         wall_s=0.25,
         policy="cuda.graph",
         source=Source.MEASURED,
+        compile_s=2.5 if full else 0.0,
+        conditions=CONDITIONS if full else None,
+        roof_share=0.625 if full else None,
+        facts=FACTS if full else None,
     )
 
 
-def winner(run_id: str, problem: Problem, time_us: float) -> NewWinner:
+def static_facts(target: str, status: CompileStatus = CompileStatus.OK, error: str = "") -> NewStaticFacts:
+    """What a compiler said of a config."""
+    facts = FACTS if status is CompileStatus.OK else None
+    return NewStaticFacts(
+        DENSE, "triton.native", {"block_m": 64}, target, {"triton": "3.9.0"}, status, facts, 1.5, error
+    )
+
+
+def winner(run_id: str, problem: Problem, time_us: float, policy: str = "cuda.graph") -> NewWinner:
     """A winner with a tie set of two."""
     best = choice(time_us, block_m=64, stages=3)
     return NewWinner(
@@ -88,9 +110,9 @@ def winner(run_id: str, problem: Problem, time_us: float) -> NewWinner:
         default=choice(20.0, block_m=128, stages=2),
         tie_set=(best, choice(time_us, block_m=32, stages=4)),
         depends_on=("cuda", "torch"),
-        trial_number=3,
+        trial_number=1,
         n_trials=6,
-        policy="cuda.graph",
+        policy=policy,
         source=Source.MEASURED,
     )
 
@@ -116,7 +138,11 @@ def fill(path: Path) -> None:
         now += timedelta(minutes=1)
         store.add_winners([winner(run_id, DENSE, 12.0), winner(run_id, GROUPED, 15.0)])
         now += timedelta(minutes=1)
-        store.add_winner(winner(run_id, DENSE, 11.0))
+        store.add_winners([winner(run_id, DENSE, 11.0), winner(run_id, DENSE, 13.0, "cuda.eager")])
+        store.set_roofs(ON_CARD, Roofs(3.9e12, 7.5e14, START))
+        store.add_static_facts(
+            [static_facts("sm_120a"), static_facts("sm_90a", CompileStatus.UNSUPPORTED, "no FP4 instruction")]
+        )
         store.finish_problem(run_id, 0, "tuned")
         store.finish_run(run_id, RunStatus.FINISHED)
         now += timedelta(minutes=1)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...db.records import Policy
 from ...kernels.errors import InvalidInputError
 from ...kernels.problem import Format, OutDtype, Routing
 from .options import (
@@ -33,6 +34,10 @@ def best(
     environment: Annotated[
         str | None, typer.Option("--environment", help="Fingerprint of the environment; default: the newest.")
     ] = None,
+    policy: Annotated[
+        Policy | None,
+        typer.Option("--policy", help="Only winners measured so; default: cuda.graph before cuda.eager."),
+    ] = None,
     routing: RoutingOption = Routing.UNIFORM,
     format_: FormatOption = Format.NVFP4,
     out_dtype: OutDtypeOption = OutDtype.BF16,
@@ -53,7 +58,7 @@ def best(
     with Store.open(database, mode="read") as store:
         index = followed(WinnerIndex(), store)
     place = locate(index, device, environment)
-    found = [find(index, problem, place) for problem in problems]
+    found = [find(index, problem, place, policy) for problem in problems]
     documents = [
         answer_document(one) if isinstance(one, Answer) else no_answer_document(one, nearest(index, one))
         for one in found

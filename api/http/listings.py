@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from ...db.records import Choice, Miss, Run, RunProblemState, StoredEnvironment, Trial, Winner
+from ...db.records import Choice, Conditions, Miss, Run, RunProblemState, StoredEnvironment, Trial, Winner
+from ...kernels.backend import StaticFacts
 from ...kernels.device import Device
 from ..plain import Document, device_document, environment_document, problem_document, time_text
 
@@ -34,6 +36,22 @@ def _choice(choice: Choice) -> Document:
         "time_us": choice.time_us,
         "time_us_low": choice.time_us_low,
         "time_us_high": choice.time_us_high,
+    }
+
+
+def _conditions(conditions: Conditions | None) -> Document | None:
+    return None if conditions is None else asdict(conditions)
+
+
+def _facts(facts: StaticFacts | None) -> Document | None:
+    if facts is None:
+        return None
+    return {
+        "target": facts.target,
+        "registers": facts.registers,
+        "stack_bytes": facts.stack_bytes,
+        "shared_bytes": facts.shared_bytes,
+        "instructions": dict(facts.instructions),
     }
 
 
@@ -92,6 +110,10 @@ def winner_document(winner: Winner) -> Document:
         "source": winner.source.value,
         "created_at": time_text(winner.created_at),
         "superseded_at": _time(winner.superseded_at),
+        "compile_s": winner.compile_s,
+        "conditions": _conditions(winner.conditions),
+        "roof_share": winner.roof_share,
+        "facts": _facts(winner.facts),
     }
 
 
@@ -123,6 +145,10 @@ def trial_document(trial: Trial) -> Document:
         "wall_s": trial.wall_s,
         "policy": trial.policy,
         "source": trial.source.value,
+        "compile_s": trial.compile_s,
+        "conditions": _conditions(trial.conditions),
+        "roof_share": trial.roof_share,
+        "facts": _facts(trial.facts),
     }
 
 

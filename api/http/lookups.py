@@ -87,8 +87,8 @@ def answer_query(index: WinnerIndex, places: Places, query: bytes) -> Reply:
     reply = _answer_plain(index, places, fields)
     if reply is not None:
         return reply
-    asked, device, environment = ask(fields)
-    result = find(index, asked, places.locate(device, environment)[0])
+    asked = ask(fields)
+    result = find(index, asked.problem, places.locate(asked.device, asked.environment)[0], asked.policy)
     if isinstance(result, Answer):
         return Reply(render_text(_answer_text(index, result)), result.match)
     detail = "; ".join(result.reasons)
@@ -151,7 +151,7 @@ def answer_batch(
         except InvalidInputError as error:
             answers.append(_none("invalid-input", (str(error),), None))
             continue
-        result = find(index, asked, place)
+        result = find(index, asked, place, batch.policy)
         if isinstance(result, Answer):
             matches[result.match] += 1
             answers.append(_answer_text(index, result))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 from urllib.parse import unquote_plus
 
+from ...db.records import Policy
 from ...kernels.errors import InvalidInputError
 from ...kernels.problem import Format, Op, OutDtype, Problem, Routing, parse_shape
 
@@ -48,8 +50,24 @@ def read_query(raw: bytes) -> dict[str, str]:
     return fields
 
 
-def ask(fields: Mapping[str, str]) -> tuple[Problem, str | None, str | None]:
-    """The problem, the device and the environment that the parameters of GET /best-config name.
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What GET /best-config was asked.
+
+    Attributes:
+        problem: what is to be computed.
+        device, environment: where, as the question names them; None if it does not.
+        policy: only winners of this policy; None for all.
+    """
+
+    problem: Problem
+    device: str | None = None
+    environment: str | None = None
+    policy: Policy | None = None
+
+
+def ask(fields: Mapping[str, str]) -> Question:
+    """The question that the parameters of GET /best-config ask.
 
     Raises:
         InvalidInputError: a parameter is unknown, wrong, missing, or contradicts another.
@@ -64,8 +82,8 @@ def ask(fields: Mapping[str, str]) -> tuple[Problem, str | None, str | None]:
         if len(text) > MAX_TEXT:
             raise InvalidInputError(f"{name} is longer than {MAX_TEXT} characters.")
         said[name] = read(name, text)
-    device, environment = said.pop("device", None), said.pop("environment", None)
-    return build_problem(**said), device, environment
+    place = {name: said.pop(name, None) for name in ("device", "environment", "policy")}
+    return Question(build_problem(**said), **place)
 
 
 def build_problem(
@@ -155,6 +173,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "out_dtype": _one_of(OutDtype),
     "device": _text,
     "environment": _text,
+    "policy": _one_of(Policy),
 }
 
 PARAMETERS = tuple(_READERS)

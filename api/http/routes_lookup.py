@@ -9,6 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...db.records import Policy
 from ...kernels.problem import Format, Op, OutDtype, Routing
 from .openapi import NOT_MODIFIED, problems
 from .problems import BodyError
@@ -52,6 +53,10 @@ PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "environment": _text(
         "fingerprint, or its first 8 or more digits; left out, the environment of the device's newest winner is assumed"
+    ),
+    "policy": (
+        "only winners that were measured so; left out, cuda.graph is served before cuda.eager",
+        {"type": "string", "enum": [policy.value for policy in Policy]},
     ),
 }
 """What GET /best-config takes: name -> description and schema."""

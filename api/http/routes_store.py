@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...db.records import TrialFilter, TrialStatus, WinnerFilter
+from ...db.records import Policy, TrialFilter, TrialStatus, WinnerFilter
 from ...kernels.errors import InvalidInputError
 from ..plain import Document
 from . import listings
@@ -75,6 +75,7 @@ class WinnersQuery(Paged):
     device: Fingerprint | None = None
     environment: Fingerprint | None = None
     run: RunId | None = None
+    policy: Policy | None = Field(default=None, description="how it was measured")
 
 
 class TrialsQuery(Paged):
@@ -154,7 +155,7 @@ class StoreRoutes:
         """Winners by id: those served now, or the history."""
         wanted = WinnerFilter(
             problem_key=query.problem, backend=query.backend, environment_fingerprint=query.environment,
-            device_fingerprint=query.device, run_id=query.run, current=_STATES[query.state],
+            device_fingerprint=query.device, run_id=query.run, current=_STATES[query.state], policy=query.policy,
         )  # fmt: skip
         page = self._service.store.winners(wanted, limit=query.limit, after=self._after("winners", query))
         items = [listings.winner_document(winner) for winner in page.items]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from ...db.records import Origin, RunStatus, Source, TrialStatus
+from ...db.records import Origin, Policy, RunStatus, Source, TrialStatus
 from ...kernels.problem import MAX_DIM, MAX_EXPERTS, Format, Op, OutDtype, Routing
 from .questions import MAX_SHAPE_TEXT, MAX_TEXT
 
@@ -82,6 +82,9 @@ class BatchQuestion(Strict):
         Annotated[Annotated[Text, Tag("text")] | Annotated[VersionsQuestion, Tag("object")], Discriminator(_kind)]
         | None
     ) = Field(default=None, description="fingerprint, its first 8 or more digits, or the versions")
+    policy: Policy | None = Field(
+        default=None, description="only winners that were measured so; left out, cuda.graph before cuda.eager"
+    )
     routing: Routing | None = Field(default=None, description="for grouped shapes that do not say")
     format: Format | None = Field(default=None, description="for shapes that do not say")
     out_dtype: OutDtype | None = Field(default=None, description="for shapes that do not say")
@@ -212,6 +215,27 @@ class RunDetailModel(RunModel):
     problems: list[RunProblemModel]
 
 
+class ConditionsModel(Strict):
+    """What a GPU was like while one config was measured, as NVML says; null where it does not."""
+
+    sm_clock_mhz: tuple[int, int] | None = Field(description="lowest and highest seen")
+    memory_clock_mhz: tuple[int, int] | None = Field(description="lowest and highest seen")
+    temperature_c: int | None = Field(description="highest seen, degrees Celsius")
+    power_w: float | None = Field(description="highest board power seen, watts")
+    throttle_reasons: list[str] = Field(description="what held the clocks back, as NVML calls it")
+    throttled_samples: list[int] = Field(description="indices into samples_us during or after which one was on")
+
+
+class StaticFactsModel(Strict):
+    """What the compiler says of a config; source `compiled`."""
+
+    target: str = Field(description="what it was compiled for, sm_120a for one")
+    registers: int = Field(description="a thread")
+    stack_bytes: int = Field(description="a thread, spills included")
+    shared_bytes: int = Field(description="shared memory a block, static and dynamic")
+    instructions: dict[str, int] = Field(description="matrix instructions in the machine code, by opcode")
+
+
 class WinnerModel(ChoiceModel):
     """A winner, served now or superseded."""
 
@@ -229,6 +253,10 @@ class WinnerModel(ChoiceModel):
     source: Source
     created_at: datetime
     superseded_at: datetime | None
+    compile_s: float | None = Field(description="seconds of compiler for the trial that measured it; null without it")
+    conditions: ConditionsModel | None = Field(description="while it was measured")
+    roof_share: float | None = Field(description="time that the card's roofs allow at least, over time_us")
+    facts: StaticFactsModel | None
 
 
 class TrialModel(Strict):
@@ -258,6 +286,12 @@ class TrialModel(Strict):
     wall_s: float
     policy: str
     source: Source
+    compile_s: float = Field(ge=0, description="seconds of compiler, not part of wall_s; 0 if nothing was compiled")
+    conditions: ConditionsModel | None = Field(description="null on a CPU or if nothing was timed")
+    roof_share: float | None = Field(
+        description="time that the card's roofs allow at least, over time_us; null without roofs or timing"
+    )
+    facts: StaticFactsModel | None
 
 
 class KnownDevice(DeviceModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import store_factory as factory
 from fp4tune.api.http.cursors import Cursors
 from fp4tune.db import Store
 from fp4tune.db.records import TrialStatus
@@ -86,6 +87,35 @@ def test_trials_in_pages(filled: tuple[Running, str]):
     assert (items[5]["status"], items[5]["time_us"], items[5]["samples_us"]) == ("wrong", None, [])
     assert items[5]["error"]
     assert [i["number"] for i in pages(server, "/v1/trials", run=run, status="crashed")[0]] == [6]
+
+
+def test_what_a_card_adds_is_listed(store: Store, serve: Serve):
+    """Of a trial, and of the winner that it measured."""
+    run = store.create_run(factory.new_run())
+    store.add_trials([factory.measured_on_a_card(run, 7), factory.failed_trial(run, 8)])
+    store.add_winners([factory.new_winner(run, trial_number=7), factory.new_winner(run, problem=factory.LARGE)])
+    server = serve(store)
+    conditions = {
+        "sm_clock_mhz": [1755, 1980],
+        "memory_clock_mhz": [3201, 3201],
+        "temperature_c": 61,
+        "power_w": 512.25,
+        "throttle_reasons": ["sw_power_cap"],
+        "throttled_samples": [0, 7, 29],
+    }
+    facts = {
+        "target": "sm_120a",
+        "registers": 168,
+        "stack_bytes": 0,
+        "shared_bytes": 98_304,
+        "instructions": {"OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X": 64},
+    }
+    full = {"compile_s": 2.5, "conditions": conditions, "roof_share": 0.625, "facts": facts}
+    trial, failed = server.get("/v1/trials", run=run).json()["items"]
+    winner, without = server.get("/v1/winners", run=run).json()["items"]
+    assert {name: trial[name] for name in full} == {name: winner[name] for name in full} == full
+    assert [failed[name] for name in full] == [0.0, None, None, None]
+    assert [without[name] for name in full] == [None] * 4
 
 
 def test_runs_newest_first(filled: tuple[Running, str], any_store: Store):

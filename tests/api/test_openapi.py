@@ -57,8 +57,10 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]):
 
 def test_what_is_declared_is_what_is_read(document: dict[str, Any]):
     assert set(DECLARED) == set(PARAMETERS)
-    assert set(ShapeQuestion.model_fields) == set(PARAMETERS) - {"device", "environment"}
-    assert set(BatchQuestion.model_fields) == {"shapes", "device", "environment", "routing", "format", "out_dtype"}
+    assert set(ShapeQuestion.model_fields) == set(PARAMETERS) - {"device", "environment", "policy"}
+    assert set(BatchQuestion.model_fields) == {
+        "shapes", "device", "environment", "policy", "routing", "format", "out_dtype",
+    }  # fmt: skip
     assert all(op["operationId"] and op["description"] for _, _, op in operations(document))
 
 
@@ -99,6 +101,7 @@ def test_every_field_match_and_word_of_an_answer_is_documented(document: dict[st
     assert {match.value for match in Match} <= words
     for name in ("op", "routing", "format", "out_dtype"):
         assert set(DECLARED[name][1]["enum"]) <= words
+    assert {f"`{policy}`" for policy in DECLARED["policy"][1]["enum"]} <= set(re.findall(r"`[\w.]+`", page))
 
 
 def test_every_problem_is_documented(page: str):

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fp4tune.db import Store
 from fp4tune.db.records import Timing, TrialStatus
 from fp4tune.db.values import MAX_PROSE, prose
 from fp4tune.kernels.errors import Fp4tuneError, InvalidInputError
-from store_factory import START, failed_trial, new_run, new_trial, new_winner
+from store_factory import (
+    CONDITIONS,
+    FACTS,
+    ON_CARD,
+    ROOFS,
+    START,
+    failed_trial,
+    measured_on_a_card,
+    new_run,
+    new_static_facts,
+    new_trial,
+    new_winner,
+)
 
 BAD_NAMES = ["a\x00b", "\ud800", "a\udcffb", "x" * 10_000, 5, None, b"bytes"]
 GOOD_NAMES = ["", "x" * 255, "Ünïcödé 🚀", "'; DROP TABLE runs; --", "%s {} \\ \n\t", "\u202e\ufeff\U0010ffff"]
@@ -226,3 +240,59 @@ def test_a_failed_trial_has_no_samples_to_store(store: Store, run_id: str):
     with store._reading() as connection:
         row = connection.exec_driver_sql("SELECT samples, n_samples, time_us FROM trials").one()
     assert tuple(row) == (b"", 0, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"compile_s": float("nan")}, "compile time"),
+        ({"compile_s": -0.5}, "compile time .* at least 0"),
+        ({"roof_share": float("inf")}, "share of the roof"),
+        ({"roof_share": -1.0}, "share of the roof"),
+        ({"conditions": replace(CONDITIONS, sm_clock_mhz=(1980, 1755))}, "SM clock"),
+        ({"conditions": replace(CONDITIONS, memory_clock_mhz=(1, 2, 3))}, "memory clock"),
+        ({"conditions": replace(CONDITIONS, temperature_c=1.5)}, "temperature"),
+        ({"conditions": replace(CONDITIONS, power_w=float("nan"))}, "power"),
+        ({"conditions": replace(CONDITIONS, throttle_reasons=("a\x00b",))}, "throttle reason"),
+        ({"conditions": replace(CONDITIONS, throttled_samples=(30,))}, "indices below 30"),
+        ({"conditions": replace(CONDITIONS, throttled_samples=(7, 0))}, "growing"),
+        ({"conditions": replace(CONDITIONS, throttled_samples=(-1,))}, "throttled sample"),
+        ({"facts": replace(FACTS, registers=1 << 63)}, "registers"),
+        ({"facts": replace(FACTS, stack_bytes=-1)}, "stack frame"),
+        ({"facts": replace(FACTS, target="\ud800")}, "target"),
+        ({"facts": replace(FACTS, instructions={"OMMA": 0.5})}, "instructions"),
+        ({"facts": replace(FACTS, instructions={"x" * 300: 1})}, "opcode"),
+    ],
+)
+def test_what_a_card_cannot_have_said_is_refused(store: Store, run_id: str, fields: dict[str, Any], sentence: str):
+    with pytest.raises(InvalidInputError, match=sentence):
+        store.add_trials([new_trial(run_id, 0), measured_on_a_card(run_id, 1, **fields)])
+    assert store.trials().items == []
+
+
+@pytest.mark.parametrize("figure", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["copy_bytes_per_s", "bf16_flops_per_s"])
+def test_roofs_that_no_card_has_are_refused(store: Store, name: str, figure: float):
+    with pytest.raises(InvalidInputError):
+        store.set_roofs(ON_CARD, replace(ROOFS, **{name: figure}))
+    with pytest.raises(InvalidInputError, match="time zone"):
+        store.set_roofs(ON_CARD, replace(ROOFS, measured_at=START.replace(tzinfo=None)))
+    assert store.roofs(ON_CARD) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"backend": "a\x00b"},
+        {"config": {"x": float("nan")}},
+        {"target": "x" * 300, "facts": replace(FACTS, target="x" * 300)},
+        {"versions": {"triton": 3}},
+        {"versions": {"a\x00b": "3"}},
+        {"compile_s": -1.0},
+        {"facts": replace(FACTS, shared_bytes=-1)},
+    ],
+)
+def test_static_facts_that_no_database_could_hold_are_refused(store: Store, fields: dict[str, Any]):
+    with pytest.raises(InvalidInputError):
+        store.add_static_facts([new_static_facts(), new_static_facts(**fields)])
+    assert store.static_facts().items == []

@@ -13,10 +13,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from fp4tune.db import Store, schema
-from fp4tune.db.records import Choice, RunStatus, TrialFilter, TrialStatus, WinnerFilter
+from fp4tune.db.records import Choice, Conditions, Roofs, RunStatus, TrialFilter, TrialStatus, WinnerFilter
+from fp4tune.kernels.backend import StaticFacts
 from fp4tune.kernels.errors import StoreError
 from fp4tune.kernels.problem import parse_key
+from store_factory import new_winner
 
 GOLDEN = Path(__file__).parent / "golden"
 START = datetime(2026, 11, 1, 8, 30, 0, 125_000, tzinfo=UTC)
@@ -71,76 +74,169 @@ def test_upgraded_it_says_what_it_said(revision: str, copy: Path):
     with Store.open(copy) as store:
         assert store.schema().found == revision
         assert store.schema().current == schema.HEAD
+        assert_golden(store)
+        (assert_0001 if revision == "0001" else assert_0002)(store)
 
-        failed, run = store.runs()
-        assert (run.status, run.checkpoint, run.seed) == (RunStatus.FINISHED, "Golden-Model-NVFP4", 42)
-        assert (run.host, run.pid, run.version, run.error) == ("golden", 1, "0.1.0", "")
-        assert run.settings == {"budget_s": 2.5, "backends": ["triton.native"], "trials": None}
-        assert (run.started_at, run.finished_at) == (START, START + timedelta(minutes=2))
-        assert (run.n_problems, run.n_done, run.n_trials) == (2, 1, 7)
-        assert (failed.status, failed.error) == (RunStatus.FAILED, "the disk was full")
-        assert (failed.device_name, failed.checkpoint, failed.settings) == ("Golden CPU", "", {})
 
-        first, second = store.run_problems(run.id)
-        assert (first.item.problem, first.item.role, first.item.phases) == (
-            parse_key(DENSE),
-            "attn.qkv",
-            ("decode", "verify"),
-        )
-        assert (first.item.layers, first.done, first.outcome) == (60, True, "tuned")
-        assert (second.item.problem, second.done, second.outcome) == (parse_key(GROUPED), False, "")
+def test_a_0001_of_postgresql_is_upgraded_and_says_the_same(postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The rows of the golden database, put into a PostgreSQL database that the migration 0001 made."""
+    url = postgres.new()
+    folder = tmp_path / "migrations"
+    shutil.copytree(schema.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__", "000[2-9]*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", folder)
+        patch.setattr(schema, "REVISIONS", ("0001",))
+        patch.setattr(schema, "HEAD", "0001")
+        with Store.open(url) as old, old._writer.begin() as to:
+            pour(GOLDEN / "0001.db", to)
+    with Store.open(url) as store:
+        assert store.schema().found == "0001"
+        assert store.schema().current == schema.HEAD
+        assert_golden(store)
+        assert_0001(store)
+        assert store.add_winner(new_winner(store.runs()[0].id)) > 3
 
-        trials = store.trials(TrialFilter(run_id=run.id)).items
-        assert [t.status for t in trials] == [
-            TrialStatus.OK, TrialStatus.OK, TrialStatus.UNSUPPORTED, TrialStatus.COMPILE_FAILED, TrialStatus.WRONG,
-            TrialStatus.CRASHED, TrialStatus.TIMEOUT,
-        ]  # fmt: skip
-        assert trials[0].config == {"block_m": 64, "split_k": False, "swizzle": "xor", "alpha": 0.1}
-        assert (trials[0].time_us, trials[0].time_us_low, trials[0].time_us_high) == (10.0, 9.5, 10.5)
-        assert (trials[0].samples_us, trials[0].n_samples) == ((10.0, 10.25, 9.75), 300)
-        assert [t.origin for t in trials[:5]] == ["default", "seed", "sampler", "enumerated", "final"]
-        assert {(t.backend, t.seed, t.optimizer, t.optimizer_version) for t in trials} == {
-            ("triton.native", -7, "optuna.tpe", "5.0.0")
-        }
-        assert {(t.rel_error, t.wall_s, t.policy, t.source) for t in trials} == {
-            (0.0009765625, 0.25, "cuda.graph", "measured")
-        }
-        assert [t.started_at for t in trials] == [START + timedelta(seconds=n) for n in range(7)]
-        assert trials[6].error == "timeout: ü 🚀"
-        assert trials[6].time_us is None
 
-        grouped, dense = store.winners().items
-        (old,) = store.winners(WinnerFilter(current=False)).items
-        assert [w.problem.key for w in (grouped, dense, old)] == [GROUPED, DENSE, DENSE]
-        assert [w.choice.time_us for w in (grouped, dense, old)] == [15.0, 11.0, 12.0]
-        assert dense.choice == Choice("triton.native", {"block_m": 64, "stages": 3}, 11.0, 11.0 * 0.98, 11.0 * 1.02)
-        assert dense.default == Choice("triton.native", {"block_m": 128, "stages": 2}, 20.0, 20.0 * 0.98, 20.0 * 1.02)
-        assert [tie.config for tie in dense.tie_set] == [{"block_m": 64, "stages": 3}, {"block_m": 32, "stages": 4}]
-        assert (dense.depends_on, dense.n_trials, dense.policy, dense.run_id) == (
-            ("cuda", "torch"),
-            6,
-            "cuda.graph",
-            run.id,
-        )
-        assert (dense.created_at, old.superseded_at) == (START + timedelta(minutes=2),) * 2
-        assert [entry.id for entry in store.winner_changes()] == [grouped.id, dense.id]
-        assert store.generation() == 2
+def pour(golden: Path, to: sa.Connection) -> None:
+    """Copy every row of an SQLite database."""
+    source = sa.create_engine(f"sqlite:///{golden}")
+    tables = sa.MetaData()
+    tables.reflect(source)
+    target = sa.MetaData()
+    target.reflect(to)
+    with source.connect() as connection:
+        for table in tables.sorted_tables:
+            if table.name in (schema.VERSION_TABLE, "meta"):
+                continue
+            rows = [dict(row) for row in connection.execute(sa.select(table)).mappings()]
+            for row in rows:
+                # SQLite has no zones: the times are UTC.
+                row |= {k: v.replace(tzinfo=UTC) for k, v in row.items() if isinstance(v, datetime)}
+            to.execute(sa.insert(target.tables[table.name]), rows)
+            if "id" in table.c:
+                to.exec_driver_sql(
+                    f"SELECT setval(pg_get_serial_sequence('{table.name}', 'id'), (SELECT max(id) FROM {table.name}))"
+                )
+    to.exec_driver_sql("UPDATE meta SET value = 2 WHERE key = 'generation'")
+    source.dispose()
 
-        card, cpu = store.environments()
-        assert (card.environment.versions, card.n_trials, card.n_winners) == (
-            {"cuda": "13.0", "driver": "580.95", "torch": "2.11.0"},
-            7,
-            2,
-        )
-        assert (cpu.environment.versions, cpu.n_trials, cpu.n_winners) == ({"torch": "2.13.0"}, 0, 0)
-        assert card.environment.fingerprint == dense.environment.fingerprint == trials[0].environment_fingerprint
-        assert (card.environment.device.name, card.environment.device.sms) == ("Golden Card", 188)
-        assert (card.environment.device.memory_bytes, card.environment.device.power_limit_w) == (96 << 30, 600.0)
 
-        one, other = store.misses()
-        assert (one.problem.key, one.device_fingerprint, one.count) == (GROUPED, card.environment.device.fingerprint, 3)
-        assert (one.first_at, one.last_at) == (START, START + timedelta(minutes=3))
-        assert (other.problem.key, other.device_fingerprint, other.count) == (DENSE, "", 1)
+def assert_0001(store: Store) -> None:
+    """What 0001 could not hold is as if it had not been there."""
+    trials = store.trials().items
+    assert {(t.compile_s, t.conditions, t.roof_share, t.facts) for t in trials} == {(0.0, None, None, None)}
+    assert [w.policy for w in store.winners().items] == ["cuda.graph"] * 2
+    assert {store.roofs(stored.environment) for stored in store.environments()} == {None}
+    assert store.static_facts().items == []
+
+
+def assert_0002(store: Store) -> None:
+    """What came with 0002."""
+    conditions = Conditions((1755, 1980), None, 61, 512.25, ("hw_thermal_slowdown", "sw_power_cap"), (0, 2))
+    facts = StaticFacts("sm_120a", 168, 16, 98_304, {"OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X": 64})
+    trials = store.trials().items
+    (full,) = [t for t in trials if t.conditions is not None]
+    assert (full.number, full.compile_s, full.conditions, full.roof_share, full.facts) == (
+        1,
+        2.5,
+        conditions,
+        0.625,
+        facts,
+    )
+    assert {(t.compile_s, t.facts) for t in trials if t is not full} == {(0.0, None)}
+    eager = store.winners(WinnerFilter(policy="cuda.eager")).items[0]
+    assert (eager.problem.key, eager.choice.time_us, eager.superseded_at) == (DENSE, 13.0, None)
+    assert (eager.conditions, eager.facts, eager.roof_share, eager.compile_s) == (conditions, facts, 0.625, 2.5)
+    card, cpu = store.environments()
+    assert store.roofs(card.environment) == Roofs(3.9e12, 7.5e14, START)
+    assert store.roofs(cpu.environment) is None
+    one, other = sorted(store.static_facts().items, key=lambda entry: entry.target)
+    assert (one.problem.key, one.backend, one.config, one.target, one.versions) == (
+        DENSE, "triton.native", {"block_m": 64}, "sm_120a", {"triton": "3.9.0"},
+    )  # fmt: skip
+    assert (one.status, one.facts, one.compile_s, one.error, one.source) == ("ok", facts, 1.5, "", "compiled")
+    assert one.created_at == START + timedelta(minutes=2)
+    assert (other.target, other.status, other.facts, other.error) == (
+        "sm_90a",
+        "unsupported",
+        None,
+        "no FP4 instruction",
+    )
+
+
+def assert_golden(store: Store) -> None:
+    """What every golden database says."""
+    failed, run = store.runs()
+    assert (run.status, run.checkpoint, run.seed) == (RunStatus.FINISHED, "Golden-Model-NVFP4", 42)
+    assert (run.host, run.pid, run.version, run.error) == ("golden", 1, "0.1.0", "")
+    assert run.settings == {"budget_s": 2.5, "backends": ["triton.native"], "trials": None}
+    assert (run.started_at, run.finished_at) == (START, START + timedelta(minutes=2))
+    assert (run.n_problems, run.n_done, run.n_trials) == (2, 1, 7)
+    assert (failed.status, failed.error) == (RunStatus.FAILED, "the disk was full")
+    assert (failed.device_name, failed.checkpoint, failed.settings) == ("Golden CPU", "", {})
+
+    first, second = store.run_problems(run.id)
+    assert (first.item.problem, first.item.role, first.item.phases) == (
+        parse_key(DENSE),
+        "attn.qkv",
+        ("decode", "verify"),
+    )
+    assert (first.item.layers, first.done, first.outcome) == (60, True, "tuned")
+    assert (second.item.problem, second.done, second.outcome) == (parse_key(GROUPED), False, "")
+
+    trials = store.trials(TrialFilter(run_id=run.id)).items
+    assert [t.status for t in trials] == [
+        TrialStatus.OK, TrialStatus.OK, TrialStatus.UNSUPPORTED, TrialStatus.COMPILE_FAILED, TrialStatus.WRONG,
+        TrialStatus.CRASHED, TrialStatus.TIMEOUT,
+    ]  # fmt: skip
+    assert trials[0].config == {"block_m": 64, "split_k": False, "swizzle": "xor", "alpha": 0.1}
+    assert (trials[0].time_us, trials[0].time_us_low, trials[0].time_us_high) == (10.0, 9.5, 10.5)
+    assert (trials[0].samples_us, trials[0].n_samples) == ((10.0, 10.25, 9.75), 300)
+    assert [t.origin for t in trials[:5]] == ["default", "seed", "sampler", "enumerated", "final"]
+    assert {(t.backend, t.seed, t.optimizer, t.optimizer_version) for t in trials} == {
+        ("triton.native", -7, "optuna.tpe", "5.0.0")
+    }
+    assert {(t.rel_error, t.wall_s, t.policy, t.source) for t in trials} == {
+        (0.0009765625, 0.25, "cuda.graph", "measured")
+    }
+    assert [t.started_at for t in trials] == [START + timedelta(seconds=n) for n in range(7)]
+    assert trials[6].error == "timeout: ü 🚀"
+    assert trials[6].time_us is None
+
+    graph = WinnerFilter(policy="cuda.graph")
+    grouped, dense = store.winners(graph).items
+    (old,) = store.winners(WinnerFilter(current=False)).items
+    assert [w.problem.key for w in (grouped, dense, old)] == [GROUPED, DENSE, DENSE]
+    assert [w.choice.time_us for w in (grouped, dense, old)] == [15.0, 11.0, 12.0]
+    assert dense.choice == Choice("triton.native", {"block_m": 64, "stages": 3}, 11.0, 11.0 * 0.98, 11.0 * 1.02)
+    assert dense.default == Choice("triton.native", {"block_m": 128, "stages": 2}, 20.0, 20.0 * 0.98, 20.0 * 1.02)
+    assert [tie.config for tie in dense.tie_set] == [{"block_m": 64, "stages": 3}, {"block_m": 32, "stages": 4}]
+    assert (dense.depends_on, dense.n_trials, dense.policy, dense.run_id) == (
+        ("cuda", "torch"),
+        6,
+        "cuda.graph",
+        run.id,
+    )
+    assert (dense.created_at, old.superseded_at) == (START + timedelta(minutes=2),) * 2
+    changes = [entry.id for entry in store.winner_changes() if entry.policy == "cuda.graph"]
+    assert changes == [grouped.id, dense.id]
+    assert store.generation() == 2
+
+    card, cpu = store.environments()
+    assert (card.environment.versions, card.n_trials) == (
+        {"cuda": "13.0", "driver": "580.95", "torch": "2.11.0"},
+        7,
+    )
+    assert card.n_winners == len(store.winners().items)
+    assert (cpu.environment.versions, cpu.n_trials, cpu.n_winners) == ({"torch": "2.13.0"}, 0, 0)
+    assert card.environment.fingerprint == dense.environment.fingerprint == trials[0].environment_fingerprint
+    assert (card.environment.device.name, card.environment.device.sms) == ("Golden Card", 188)
+    assert (card.environment.device.memory_bytes, card.environment.device.power_limit_w) == (96 << 30, 600.0)
+
+    one, other = store.misses()
+    assert (one.problem.key, one.device_fingerprint, one.count) == (GROUPED, card.environment.device.fingerprint, 3)
+    assert (one.first_at, one.last_at) == (START, START + timedelta(minutes=3))
+    assert (other.problem.key, other.device_fingerprint, other.count) == (DENSE, "", 1)
 
 
 def test_upgraded_it_can_be_written(copy: Path):

@@ -24,7 +24,7 @@ TRIAL_FILTERS: dict[str, Any] = {
     "device_fingerprint": ON_CARD.device.fingerprint,
     "backend": "triton.native",
 }
-WINNER_FILTERS = {name: value for name, value in TRIAL_FILTERS.items() if name != "status"}
+WINNER_FILTERS = {name: value for name, value in TRIAL_FILTERS.items() if name != "status"} | {"policy": "cuda.eager"}
 INDEXES = {
     "run_id": "run_id_id",
     "problem_key": "problem_id_id",
@@ -129,10 +129,10 @@ def test_statistics_do_not_make_listings_sort_or_scan(filled: Store):
         assert "TEMP B-TREE" not in plan
 
 
-def test_the_current_winner_of_a_problem_in_an_environment_is_one_step(filled: Store):
-    where = WinnerFilter(problem_key=SMALL.key, environment_fingerprint=ON_CARD.fingerprint)
+def test_the_current_winner_of_a_problem_in_an_environment_under_a_policy_is_one_step(filled: Store):
+    where = WinnerFilter(problem_key=SMALL.key, environment_fingerprint=ON_CARD.fingerprint, policy="cuda.eager")
     plan = plans(filled, lambda: filled.winners(where))[0]
-    assert "SEARCH winners USING INDEX uq_winners_current (problem_id=?" in plan
+    assert "SEARCH winners USING INDEX uq_winners_current (problem_id=? AND environment_id=? AND policy=?" in plan
 
 
 def test_changes_and_all_current_winners_do_not_pass_by_the_history(filled: Store):

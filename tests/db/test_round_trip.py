@@ -9,16 +9,22 @@ import pytest
 from fp4tune.db import Store
 from fp4tune.db.records import (
     Choice,
+    CompileStatus,
+    Conditions,
     Miss,
+    NewStaticFacts,
     NewTrial,
     Origin,
+    Roofs,
     RunProblem,
     Source,
+    StaticFactsFilter,
     Timing,
     TrialFilter,
     TrialStatus,
     WinnerFilter,
 )
+from fp4tune.kernels.backend import StaticFacts
 from fp4tune.kernels.device import Device, Environment
 from fp4tune.kernels.errors import InvalidInputError
 from fp4tune.kernels.problem import Format, Op, OutDtype, Problem, Routing, parse_key
@@ -60,8 +66,10 @@ def problems(draw: st.DrawFn) -> Problem:
     return Problem(m, n, k, Op.GROUPED, experts, total, top_k, draw(st.sampled_from(Routing)), format_, out)
 
 
+# Devices whose memory differs by less than a GiB are one device.
 devices = st.builds(
-    Device, texts.map(lambda t: t[:32]), names, texts.map(lambda t: t[:32]), int64s, int64s, int64s,
+    Device, texts.map(lambda t: t[:32]), names, texts.map(lambda t: t[:32]), int64s, int64s.map(lambda n: n >> 30 << 30),
+    int64s,
     st.floats(allow_nan=False, allow_infinity=False),
 )  # fmt: skip
 environments = st.builds(Environment, devices, st.dictionaries(texts, texts, max_size=4))
@@ -83,6 +91,21 @@ def timings(draw: st.DrawFn) -> Timing:
 @st.composite
 def choices(draw: st.DrawFn) -> Choice:
     return Choice(draw(names), draw(configs), *draw(figures()))
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+amounts = st.floats(0, allow_infinity=False)
+spans = st.none() | st.tuples(counts, counts).map(lambda pair: (min(pair), max(pair)))
+facts = st.builds(StaticFacts, names, counts, counts, counts, st.dictionaries(names, counts, max_size=3))
+
+
+@st.composite
+def conditions(draw: st.DrawFn, n_samples: int) -> Conditions:
+    throttled = draw(st.sets(st.integers(0, n_samples - 1), max_size=9)) if n_samples else set()
+    return Conditions(
+        draw(spans), draw(spans), draw(st.none() | int64s), draw(st.none() | finite),
+        tuple(draw(st.lists(names, max_size=2))), tuple(sorted(throttled)),
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -116,6 +139,7 @@ def test_trials(store: Store, data: st.DataObject):
     run_id = store.create_run(new_run())
     status = data.draw(st.sampled_from(TrialStatus))
     first = new_trial(run_id)
+    timing = data.draw(timings()) if status is TrialStatus.OK else None
     new = NewTrial(
         run_id=run_id,
         problem=data.draw(problems()),
@@ -125,7 +149,7 @@ def test_trials(store: Store, data: st.DataObject):
         config=data.draw(configs),
         origin=data.draw(st.sampled_from(Origin)),
         status=status,
-        timing=data.draw(timings()) if status is TrialStatus.OK else None,
+        timing=timing,
         error=data.draw(texts),
         rel_error=data.draw(st.none() | st.floats(allow_nan=False, allow_infinity=False)),
         seed=data.draw(int64s),
@@ -135,6 +159,10 @@ def test_trials(store: Store, data: st.DataObject):
         wall_s=data.draw(st.floats(allow_nan=False, allow_infinity=False)),
         policy=data.draw(names),
         source=data.draw(st.sampled_from(Source)),
+        compile_s=data.draw(amounts),
+        conditions=data.draw(st.none() | conditions(len(timing.samples_us) if timing else 0)),
+        roof_share=data.draw(st.none() | amounts),
+        facts=data.draw(st.none() | facts),
     )
     try:
         utc = new.started_at.astimezone(UTC)
@@ -151,7 +179,8 @@ def test_trials(store: Store, data: st.DataObject):
             name: getattr(trial, name)
             for name in (
                 "problem", "number", "backend", "config", "origin", "status", "error", "rel_error", "seed", "optimizer",
-                "optimizer_version", "started_at", "wall_s", "policy", "source",
+                "optimizer_version", "started_at", "wall_s", "policy", "source", "compile_s", "conditions", "roof_share",
+                "facts",
             )
         },
         environment=store.environment(trial.environment_fingerprint),
@@ -187,6 +216,41 @@ def test_winners(store: Store, run_id: str, data: st.DataObject):
     names_ = ("problem", "environment", "choice", "default", "tie_set", "depends_on", "n_trials", "policy", "source")
     assert [getattr(winner, name) for name in names_] == [getattr(new, name) for name in names_]
     assert winner.environment.fingerprint == new.environment.fingerprint
+
+
+@on_both
+@given(
+    environment=environments,
+    roofs=st.builds(Roofs, st.floats(1e-300, 1e300), st.floats(1e-300, 1e300), st.datetimes(timezones=st.just(UTC))),
+)
+def test_roofs(store: Store, environment: Environment, roofs: Roofs):
+    store.set_roofs(environment, roofs)
+    assert store.roofs(environment) == roofs
+
+
+@on_both
+@given(data=st.data())
+def test_static_facts(store: Store, data: st.DataObject):
+    status, target = data.draw(st.sampled_from(CompileStatus)), data.draw(names)
+    new = NewStaticFacts(
+        problem=data.draw(problems()),
+        backend=data.draw(names),
+        config=data.draw(configs),
+        target=target,
+        versions=data.draw(st.dictionaries(names, names, max_size=2)),
+        status=status,
+        facts=replace(data.draw(facts), target=target)
+        if status is CompileStatus.OK or (status is CompileStatus.UNSUPPORTED and data.draw(st.booleans()))
+        else None,
+        compile_s=data.draw(amounts),
+        error=data.draw(texts),
+    )
+    (id_,) = store.add_static_facts([new])
+    (stored,) = store.static_facts(StaticFactsFilter(problem_key=new.problem.key), after=id_ - 1, limit=1).items
+    assert (stored.id, stored.source) == (id_, Source.COMPILED)
+    assert [getattr(stored, name) for name in NewStaticFacts.__slots__] == [
+        getattr(new, name) for name in NewStaticFacts.__slots__
+    ]
 
 
 @on_both

@@ -23,8 +23,8 @@ import time
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "0003"
+down_revision = "0002"
 
 
 def upgrade():
@@ -36,13 +36,13 @@ def upgrade():
 
 
 @pytest.fixture
-def with_0002(tmp_path: Path):
+def with_next(tmp_path: Path):
     """Makes a folder of migrations that has one more."""
 
     def make(then: str = "time.sleep(0.2)") -> Path:
         folder = tmp_path / "migrations%d"  # a per cent sign, which Alembic's configuration would interpolate
         shutil.copytree(schema.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        (folder / "versions" / "0002_test.py").write_text(NEXT.format(then=then))
+        (folder / "versions" / "0003_test.py").write_text(NEXT.format(then=then))
         return folder
 
     return make
@@ -51,8 +51,8 @@ def with_0002(tmp_path: Path):
 def be_newer(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Be an fp4tune with one more migration."""
     monkeypatch.setattr(schema, "MIGRATIONS", folder)
-    monkeypatch.setattr(schema, "REVISIONS", ("0001", "0002"))
-    monkeypatch.setattr(schema, "HEAD", "0002")
+    monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, "0003"))
+    monkeypatch.setattr(schema, "HEAD", "0003")
 
 
 def filled(url: str) -> str:
@@ -119,43 +119,43 @@ def test_a_new_database_is_at_head(empty_url: str):
         assert store.schema() == SchemaState(schema.HEAD, schema.HEAD, schema.HEAD)
 
 
-def test_an_older_schema_is_upgraded_only_by_create(empty_url: str, with_0002, monkeypatch: pytest.MonkeyPatch):
+def test_an_older_schema_is_upgraded_only_by_create(empty_url: str, with_next, monkeypatch: pytest.MonkeyPatch):
     run_id = filled(empty_url)
-    be_newer(monkeypatch, with_0002(""))
+    be_newer(monkeypatch, with_next(""))
     for mode in ("write", "read"):
-        with pytest.raises(StoreError, match="has schema 0001, and this fp4tune needs 0002: run `fp4tune db upgrade`"):
+        with pytest.raises(StoreError, match="has schema 0002, and this fp4tune needs 0003: run `fp4tune db upgrade`"):
             Store.open(empty_url, mode=mode)
     with Store.open(empty_url) as store:
-        assert store.schema() == SchemaState("0002", "0002", "0001")
+        assert store.schema() == SchemaState("0003", "0003", "0002")
         assert len(store.trials(limit=1000).items) == store.run(run_id).n_trials == 100
         with store._reading() as connection:
             assert connection.exec_driver_sql("SELECT DISTINCT extra FROM trials").scalar_one() == "none"
     monkeypatch.undo()
-    with pytest.raises(StoreError, match="has schema 0002, and this fp4tune knows schemas up to 0001"):
+    with pytest.raises(StoreError, match="has schema 0003, and this fp4tune knows schemas up to 0002"):
         Store.open(empty_url)
 
 
-def test_a_migration_that_fails_changes_nothing(empty_url: str, with_0002, monkeypatch: pytest.MonkeyPatch):
+def test_a_migration_that_fails_changes_nothing(empty_url: str, with_next, monkeypatch: pytest.MonkeyPatch):
     filled(empty_url)
     with monkeypatch.context() as newer:
-        be_newer(newer, with_0002('op.execute("UPDATE no_such_table SET x = 1")'))
+        be_newer(newer, with_next('op.execute("UPDATE no_such_table SET x = 1")'))
         with pytest.raises(StoreError, match="no_such_table"):
             Store.open(empty_url)
     with Store.open(empty_url) as store:
-        assert store.schema().current == "0001"
+        assert store.schema().current == "0002"
         assert len(store.trials(limit=1000).items) == 100
         with store._reading() as connection:
             assert "extra" not in {c["name"] for c in sa.inspect(connection).get_columns("trials")}
 
 
 def test_a_migration_that_leaves_a_row_without_what_it_refers_to_is_undone(
-    tmp_path: Path, with_0002, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, with_next, monkeypatch: pytest.MonkeyPatch
 ):
     """Foreign keys are not enforced while SQLite's tables are copied, so they are checked afterwards."""
     url = f"sqlite:///{tmp_path / 'a.db'}"
     filled(url)
     with monkeypatch.context() as newer:
-        be_newer(newer, with_0002('op.execute("DELETE FROM problems")'))
+        be_newer(newer, with_next('op.execute("DELETE FROM problems")'))
         with pytest.raises(StoreError, match="was undone, because rows would refer to what is not there"):
             Store.open(url)
     with Store.open(url) as store, store._reading() as connection:
@@ -163,20 +163,20 @@ def test_a_migration_that_leaves_a_row_without_what_it_refers_to_is_undone(
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one() == 1
 
 
-def test_eight_processes_upgrade_the_same_database_at_once(empty_url: str, with_0002):
+def test_eight_processes_upgrade_the_same_database_at_once(empty_url: str, with_next):
     filled(empty_url)
-    states = all_at_once(8, migrate_and_write, empty_url, with_0002())
-    assert {(state.current, state.head) for state in states} == {("0002", "0002")}
-    assert "0001" in {state.found for state in states}
+    states = all_at_once(8, migrate_and_write, empty_url, with_next())
+    assert {(state.current, state.head) for state in states} == {("0003", "0003")}
+    assert "0002" in {state.found for state in states}
 
 
-def test_readers_go_on_while_a_migration_is_under_way(tmp_path: Path, with_0002, monkeypatch: pytest.MonkeyPatch):
+def test_readers_go_on_while_a_migration_is_under_way(tmp_path: Path, with_next, monkeypatch: pytest.MonkeyPatch):
     """A reader of the old version, in the middle of the transaction that migrates."""
     url = f"sqlite:///{tmp_path / 'a.db'}"
     filled(url)
     seen = []
     with Store.open(url, mode="read") as old:
-        be_newer(monkeypatch, with_0002("time.sleep(0)"))
+        be_newer(monkeypatch, with_next("time.sleep(0)"))
         monkeypatch.setattr("time.sleep", lambda seconds: seen.append(len(old.trials(limit=1000).items)))
         Store.open(url).close()
     assert seen == [100]

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import fields, replace
 
 import pytest
 from fp4tune.db import Store
-from fp4tune.db.records import NewTrial, TrialFilter, TrialStatus
+from fp4tune.db.records import Conditions, NewTrial, TrialFilter, TrialStatus
 from fp4tune.kernels.errors import InvalidInputError, NotFoundError
-from store_factory import GROUPED, LARGE, ON_CPU, SMALL, Clock, failed_trial, new_run, new_trial, timing
+from store_factory import (
+    CONDITIONS,
+    FACTS,
+    GROUPED,
+    LARGE,
+    ON_CPU,
+    SMALL,
+    Clock,
+    failed_trial,
+    measured_on_a_card,
+    new_run,
+    new_trial,
+    timing,
+)
 
 
 @pytest.fixture
@@ -17,8 +31,9 @@ def run_id(store: Store) -> str:
     return store.create_run(new_run())
 
 
-def test_a_trial_comes_back_as_it_was(store: Store, run_id: str):
-    new = new_trial(run_id, problem=GROUPED)
+@pytest.mark.parametrize("make", [new_trial, measured_on_a_card])
+def test_a_trial_comes_back_as_it_was(store: Store, run_id: str, make: Callable[..., NewTrial]):
+    new = make(run_id, problem=GROUPED)
     (id_,) = store.add_trials([new])
     (trial,) = store.trials().items
     assert trial.id == id_
@@ -40,6 +55,30 @@ def test_a_failed_trial_comes_back_with_its_class_and_error(store: Store, run_id
     assert (trial.status, trial.error) == (status, "illegal memory access")
     assert (trial.time_us, trial.time_us_low, trial.time_us_high) == (None, None, None)
     assert (trial.samples_us, trial.n_samples) == ((), 0)
+
+
+def test_what_a_card_adds_is_there_in_a_batch_beside_what_has_none(store: Store, run_id: str):
+    store.add_trials([new_trial(run_id, 0), measured_on_a_card(run_id, 1), failed_trial(run_id, 2, compile_s=0.5)])
+    plain, full, failed = store.trials().items
+    assert (plain.compile_s, plain.conditions, plain.roof_share, plain.facts) == (0.0, None, None, None)
+    assert (full.compile_s, full.conditions, full.roof_share, full.facts) == (2.5, CONDITIONS, 0.625, FACTS)
+    assert (failed.compile_s, failed.conditions, failed.roof_share, failed.facts) == (0.5, None, None, None)
+
+
+def test_conditions_of_which_nothing_is_known_are_not_none(store: Store, run_id: str):
+    store.add_trials([new_trial(run_id, conditions=Conditions(), roof_share=0.0)])
+    (trial,) = store.trials().items
+    assert (trial.conditions, trial.roof_share) == (Conditions(), 0.0)
+
+
+def test_throttled_samples_are_those_of_the_samples_that_are_kept(store: Store, run_id: str):
+    """Of 512 samples every second is kept, so the throttled ones at even places."""
+    slow = (0, 3, 4, 256, 511)
+    many = replace(timing(n=512), samples_us=tuple(99.0 if i in slow else 10.0 for i in range(512)))
+    store.add_trials([new_trial(run_id, timing=many, conditions=Conditions(throttled_samples=slow))])
+    (trial,) = store.trials().items
+    assert trial.conditions == Conditions(throttled_samples=(0, 2, 128))
+    assert [i for i, sample in enumerate(trial.samples_us) if sample == 99.0] == [0, 2, 128]
 
 
 def test_no_trials_are_no_work(store: Store):

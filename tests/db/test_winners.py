@@ -13,7 +13,21 @@ from fp4tune.db import Store
 from fp4tune.db.records import Choice, Page, Winner, WinnerEntry, WinnerFilter
 from fp4tune.kernels.backend import config_key
 from fp4tune.kernels.errors import InvalidInputError, NotFoundError
-from store_factory import CARD, GROUPED, LARGE, ON_CARD, ON_CPU, SMALL, Clock, choice, new_run, new_winner
+from store_factory import (
+    CARD,
+    CONDITIONS,
+    FACTS,
+    GROUPED,
+    LARGE,
+    ON_CARD,
+    ON_CPU,
+    SMALL,
+    Clock,
+    choice,
+    measured_on_a_card,
+    new_run,
+    new_winner,
+)
 
 EVER = WinnerFilter(current=None)
 
@@ -54,6 +68,31 @@ def test_other_problems_and_environments_are_not_superseded(store: Store, run_id
         [new_winner(run_id), new_winner(run_id, problem=LARGE), new_winner(run_id, environment=ON_CPU)]
     )
     assert [w.id for w in store.winners().items] == ids
+
+
+def test_a_winner_of_one_policy_never_supersedes_one_of_another(store: Store, run_id: str, clock: Clock):
+    eager, warm = store.add_winners([new_winner(run_id, policy="cuda.eager"), new_winner(run_id, policy="cpu.warm")])
+    clock.advance(1)
+    graph, again = store.add_winners([new_winner(run_id, policy="cuda.graph"), new_winner(run_id, policy="cuda.eager")])
+    assert [(w.id, w.policy) for w in store.winners().items] == [
+        (warm, "cpu.warm"), (graph, "cuda.graph"), (again, "cuda.eager"),
+    ]  # fmt: skip
+    assert [(w.id, w.superseded_at) for w in store.winners(WinnerFilter(current=False)).items] == [(eager, clock.now)]
+    for policy, id_ in (("cpu.warm", warm), ("cuda.graph", graph), ("cuda.eager", again)):
+        where = {"problem_key": SMALL.key, "environment_fingerprint": ON_CARD.fingerprint, "policy": policy}
+        assert [w.id for w in store.winners(WinnerFilter(**where)).items] == [id_]
+        assert [w.id for w in store.winners(WinnerFilter(policy=policy)).items] == [id_]
+    assert [entry.id for entry in store.winner_changes()] == [warm, graph, again]
+
+
+def test_a_winner_says_what_the_trial_that_measured_it_says(store: Store, run_id: str):
+    store.add_winners([new_winner(run_id, trial_number=7), new_winner(run_id, trial_number=8, problem=LARGE)])
+    store.add_trials([measured_on_a_card(run_id, 7), measured_on_a_card(run_id, 7, problem=GROUPED)])
+    with_trial, without = store.winners().items
+    assert (with_trial.compile_s, with_trial.conditions, with_trial.roof_share, with_trial.facts) == (
+        2.5, CONDITIONS, 0.625, FACTS,
+    )  # fmt: skip
+    assert (without.compile_s, without.conditions, without.roof_share, without.facts) == (None,) * 4
 
 
 def test_of_several_in_one_call_the_last_is_served(store: Store, run_id: str):
@@ -104,14 +143,16 @@ def test_every_filter_alone_and_all_pairs_agree_with_filtering_by_hand(store: St
                 for backend in ("triton.native", "cpu.dequant"):
                     where = {"environment": environment, "problem": problem}
                     store.add_winner(new_winner(run, choice=choice(backend=backend), **where))
+                store.add_winner(new_winner(run, policy="cuda.graph", **where))
     everything = store.winners(EVER).items
-    assert len(everything) == 16
+    assert len(everything) == 24
     filters = {
         "run_id": (run_id, lambda w: w.run_id),
         "problem_key": (LARGE.key, lambda w: w.problem.key),
         "backend": ("cpu.dequant", lambda w: w.choice.backend),
         "environment_fingerprint": (ON_CARD.fingerprint, lambda w: w.environment.fingerprint),
         "device_fingerprint": (CARD.fingerprint, lambda w: w.environment.device.fingerprint),
+        "policy": ("cuda.graph", lambda w: w.policy),
     }
     for current, names in itertools.product((True, False, None), itertools.combinations_with_replacement(filters, 2)):
         given = {name: filters[name][0] for name in names}
