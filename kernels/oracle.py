@@ -31,10 +31,10 @@ For FP32 rounding is nothing (6e-8) and the accumulation decides: tensor cores t
 Higham, Mikaitis and Pranesh 2021), at most 2^-23 of a partial sum a step: 6e-5 over K = 16384 in steps of 32."""
 
 _SMALL_TILE = 8.0
-"""A tile of n elements is allowed bound·(1 + 8/sqrt(n)). The bounds hold on average over many elements; a few can meet by
-chance where partial sums cancel, and a kernel that adds its splits up in the output's 16 bits (stream-K as engines ship it)
-then errs by more there: tiles of one row of 128 were seen at 1.2 to 1.4 bounds on an H200, and are allowed 1.7. One wrong
-element of typical size is off by sqrt(2/n) of the tile, 0.125 at n = 128, and so is still found in a tile of any size."""
+"""A tile of n elements is allowed bound·(1 + 8/sqrt(n)). The bounds hold on average over many elements; a few can meet
+by chance where partial sums cancel, and a kernel that adds its splits up in the output's 16 bits (stream-K as engines
+ship it) errs by more there: tiles of one row of 128 were seen at 1.2 to 1.4 bounds on an H200, and are allowed 1.7. One
+wrong element of typical size is off by sqrt(2/n) of the tile, 0.125 at n = 128, so it is still found in any tile."""
 
 _ELEMENT_REL, _ELEMENT_RMS = 2.0, 8.0
 """An element may differ from its reference by 2 bounds of it (2.6 units in the last place of BF16, the worst of two

@@ -187,7 +187,11 @@ def captured(run: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return graph.replay
+
+    def replay(_alive: Callable[[], None] = run) -> None:  # the graph holds addresses of what `run` keeps alive
+        graph.replay()
+
+    return replay
 
 
 def compile_ahead(backend: Backend, cases: Sequence[tuple[Problem, Config]], device: Device, *, within_s: float) -> int:

@@ -9,6 +9,6 @@
 | `native`, `native_*` | `triton.native` |
 | `dequant`, `dequant_*` | `triton.dequant` |
 
-Only the modules that hold kernels (`native_kernels`, `dequant_decode`, `dequant_fragment`, `dequant_tile`) import Triton when
-they are imported.
+Only the modules that hold kernels (`native_kernels`, `dequant_decode`, `dequant_fragment`, `dequant_tile`) import
+Triton when they are imported.
 """

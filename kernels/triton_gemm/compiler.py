@@ -144,7 +144,7 @@ def _source_class(fn: Any) -> Any:
 
 
 def launcher(kernel: Any, grid: Grid) -> Callable[..., None]:
-    """A callable that launches a compiled kernel on torch's current stream of the current device.
+    """A callable that launches a compiled kernel on the device that is current now, on torch's current stream there.
 
     Args:
         kernel: from `compile_kernel`; loaded onto the current device by this call.
@@ -199,8 +199,12 @@ def _start(kernel: Any, grid: Grid) -> Callable[..., None]:
     x, y, z = grid
 
     def start(*arguments: Any) -> None:
+        # A kernel is loaded on one device, and launched on whichever is current.
+        if torch.cuda.current_device() != device:
+            with torch.cuda.device(device):
+                return start(*arguments)
         # No metadata and no hooks: those are for Triton's profiler.
-        run(x, y, z, stream_of(device), function, packed, None, None, None, *arguments)
+        return run(x, y, z, stream_of(device), function, packed, None, None, None, *arguments)
 
     return start
 

@@ -19,6 +19,7 @@ from fp4tune.kernels.device import detect
 from fp4tune.kernels.errors import UnsupportedError
 from fp4tune.kernels.operands import COLD_L2, MAX_SETS, make_operands, operand_sets, touched_bytes
 from fp4tune.kernels.problem import Format, parse_shape
+from fp4tune.kernels.tolerance import Tolerance
 from fp4tune.kernels.torch_dequant import TorchDequant
 from fp4tune.tuner.clocks import CudaEagerClock, CudaGraphClock, clock_for
 from fp4tune.tuner.executor import Candidate
@@ -26,7 +27,7 @@ from fp4tune.tuner.gate import GATE_RUNS
 from fp4tune.tuner.measure import Effort
 from fp4tune.tuner.monitor import NvmlMonitor, monitor_for
 from fp4tune.tuner.roofs import floor_us, measure_roofs
-from fp4tune.tuner.workbench import Workbench
+from fp4tune.tuner.workbench import IDLE_PART, Workbench
 
 pytestmark = pytest.mark.gpu
 
@@ -212,6 +213,26 @@ def test_a_large_problem_is_opened(gpu, shape, record_property):
     workbench.close()
 
 
+@pytest.mark.parametrize("shape", ["e512k10:256x256x4096", "200x2000x4096"])
+def test_a_result_is_judged_in_one_pass(gpu, shape, record_property):
+    operands = make_operands(parse_shape(shape), gpu, 0)
+    expected = oracle.reference(operands)
+    tolerance = Tolerance(operands, expected)
+    out = expected.to(operands.out.dtype)
+    verdict = oracle.compare(out, operands, expected)
+    assert tolerance.accepts(out) == pytest.approx(verdict.rel_error, rel=1e-4)
+    for judge in (tolerance.accepts, lambda out: oracle.compare(out, operands, expected)):
+        start = time.monotonic()
+        judge(out)
+        record_property("judge_ms", f"{shape}: {(time.monotonic() - start) * 1e3:.2f}")
+    right = out.clone()
+    for fault in (lambda: out[-1].mul_(1.02), lambda: out[3, 5:6].fill_(float("nan")), lambda: oracle.poison(out)):
+        fault()
+        assert tolerance.accepts(out) is None
+        out.copy_(right)
+    assert tolerance.accepts(out) is not None
+
+
 # --- the workbench -----------------------------------------------------------------------------------------------
 
 
@@ -307,6 +328,32 @@ def test_a_config_that_takes_all_memory_is_unsupported_and_the_next_one_runs(gpu
     assert evaluation.error.startswith(f"Out of memory on {gpu.name}: ")
     assert workbench.prepare(Candidate(right.name, {})).status is TrialStatus.OK
     assert workbench.check().status is TrialStatus.OK
+    workbench.close()
+
+
+def test_what_configs_leave_behind_is_given_back_to_others(gpu):
+    """Each takes a 64th of the memory inside its graph; none of them is there any more when the next is prepared."""
+
+    class Wasteful(OnDevice):
+        def prepare(self, problem, operands, config):
+            inner, n_bytes = super().prepare(problem, operands, config), gpu.memory_bytes // 64
+
+            def run():
+                torch.empty(n_bytes, dtype=torch.uint8, device="cuda:0")
+                inner()
+
+            return run
+
+    backend = Wasteful()
+    workbench = Workbench(gpu, {backend.name: backend})
+    workbench.open(parse_shape("16x2048x2048"), 0)
+    idle = []
+    for _ in range(8):
+        assert workbench.prepare(Candidate(backend.name, {})).status is TrialStatus.OK
+        idle.append(torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
+        evaluation = workbench.check()
+        assert evaluation.status is TrialStatus.OK, evaluation.error
+    assert max(idle) <= gpu.memory_bytes * IDLE_PART + (64 << 20)
     workbench.close()
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,14 +105,24 @@ class Driver:
 
     def __init__(self, kernel, monkeypatch):
         self.launched = []
+        self.current = 0
+        self.launched_on = []
         self.kernel = SimpleNamespace(
             src=kernel.src, name=kernel.name, function="function", packed_metadata="packed", run=self._run
         )
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: self.current)
+        monkeypatch.setattr(torch.cuda, "device", self._device)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7 + device, raising=False)
+
+    @contextmanager
+    def _device(self, index):
+        before, self.current = self.current, index
+        yield
+        self.current = before
 
     def _run(self, *arguments):
         self.launched.append(arguments)
+        self.launched_on.append(self.current)
 
 
 def test_arguments_go_where_the_kernel_has_them(monkeypatch):
@@ -123,6 +134,18 @@ def test_arguments_go_where_the_kernel_has_them(monkeypatch):
     assert driver.launched[0][:9] == driver.launched[1][:9] == start
     assert driver.launched[0][9:] == (x, y, 4, None, 0.5)
     assert driver.launched[1][9:] == (x.data_ptr(), y.data_ptr(), 4, None, 0.5)
+
+
+def test_a_kernel_is_launched_on_the_device_that_it_was_loaded_on(monkeypatch):
+    """On whichever is current then, the driver knows no such function: "invalid resource handle"."""
+    driver = Driver(compiled(), monkeypatch)
+    driver.current = 1
+    launch = compiler.bind(driver.kernel, (1, 1, 1), (torch.zeros(4), torch.zeros(4), 4, 0.5))
+    driver.current = 0
+    launch()
+    assert driver.launched_on == [1]
+    assert driver.launched[0][3] == 8
+    assert driver.current == 0
 
 
 def test_a_missing_argument_is_noticed_before_the_launch(monkeypatch):
