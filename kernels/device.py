@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
-import importlib
 import json
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from . import _host
+from . import _cuda_driver, _host
+from ._cuda_driver import DriverDevice
 from .errors import Fp4tuneError, InvalidInputError, NotFoundError
+from .nvml import driver_version_of_nvml, in_mig_mode, is_slice, nvml_session, nvml_uuid, power_limit_w
 
 if TYPE_CHECKING:
     from .backend import Backend
@@ -32,7 +33,7 @@ class Device:
 
     Attributes:
         kind: `cpu` or `cuda`.
-        name: as the driver or the kernel calls it.
+        name: as the driver or the kernel calls it; of a MIG slice with its profile.
         compute_capability: `9.0`, `12.0`; empty for a CPU.
         sms: streaming multiprocessors; logical cores that this process may use for a CPU.
         memory_bytes: device memory; physical memory (or the cgroup's limit) for a CPU.
@@ -62,6 +63,11 @@ class Device:
         return _fingerprint({**fields, "memory_gib": round(self.memory_bytes / 2**30)})
 
     @property
+    def is_slice(self) -> bool:
+        """Whether it is a MIG slice of a card, which is another device than the card and than other slices."""
+        return self.kind == "cuda" and is_slice(self.name)
+
+    @property
     def torch_device(self) -> str:
         """What torch calls it: `cpu`, `cuda:0`."""
         return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
@@ -86,38 +92,61 @@ class Environment:
         return _fingerprint({"device": self.device.fingerprint, "versions": dict(self.versions)})
 
 
-def detect(name: str = "auto") -> Device:
+def detect(name: str = "auto", *, library: str = _cuda_driver.LIBRARY) -> Device:
     """The device called `name`.
 
-    Reads CUDA devices through torch; no CUDA context is made, so nothing is allocated on the device. A CPU is read
-    from the operating system and needs no torch.
+    CUDA devices are read from the driver without a CUDA context, so nothing is allocated on them; torch is imported
+    only to see whether it can use the driver. A CPU is read from the operating system and needs no torch.
 
     Args:
-        name: `auto` (the first CUDA device that torch sees, else the CPU), `cpu`, `cuda` (the only CUDA device) or
-            `cuda:N`.
+        name: `auto` (the only CUDA device there is, or the CPU if there is none), `cpu`, `cuda` (the only CUDA
+            device) or `cuda:N`.
+        library: the CUDA driver's library.
 
     Raises:
         InvalidInputError: the name is none of these.
-        NotFoundError: there is no such device, or `cuda` could mean several.
+        NotFoundError: there is no such device, it cannot be used, or the name could mean several. `auto` raises it,
+            too, if there are CUDA devices: none is picked silently, nor passed over for the CPU.
     """
     match = re.fullmatch(r"auto|cpu|cuda(?::(\d{1,4}))?", name)
     if match is None:
         raise InvalidInputError(f"{name!r} is not a device: write auto, cpu, cuda or cuda:N.")
     if name == "cpu":
         return _cpu()
-    torch, why_not = _torch_with_cuda()
-    if torch is None:
-        if name == "auto":
-            return _cpu()
-        raise NotFoundError(f"There is no device {name}: {why_not}")
-    count = torch.cuda.device_count()
-    if name == "cuda" and count > 1:
-        raise NotFoundError(f"There are {count} CUDA devices: write one of cuda:0 to cuda:{count - 1}.")
+    devices, why_not = _usable_devices(library)
+    if not devices:
+        if name != "auto":
+            raise NotFoundError(f"There is no device {name}: {why_not.sentence}.")
+        if why_not.mendable:
+            raise NotFoundError(
+                f"A CUDA device may be here, and cannot be used: {why_not.sentence}. Or use --device cpu."
+            )
+        return _cpu()
+    if match[1] is None and len(devices) > 1:
+        listed = ", ".join(f"cuda:{device.index} ({device.name})" for device in devices)
+        raise NotFoundError(f"There are {len(devices)} CUDA devices, so one must be named with --device: {listed}.")
     index = int(match[1] or 0)
-    if index >= count:
-        seen = "only cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
-        raise NotFoundError(f"There is no device {name}: PyTorch sees {seen}.")
-    return _cuda(torch, index)
+    if index >= len(devices):
+        seen = "only cuda:0" if len(devices) == 1 else f"cuda:0 to cuda:{len(devices) - 1}"
+        raise NotFoundError(f"There is no device {name}: the driver shows {seen}.")
+    return _cuda(devices[index])
+
+
+def device_uuid(device: Device, *, library: str = _cuda_driver.LIBRARY) -> str:
+    """NVML's name of a device, `GPU-...`, or `MIG-...` for a slice: what tells one card from its twin.
+
+    Not part of the device, because equal cards are equal wherever they are plugged in.
+
+    Returns:
+        Empty for a CPU, or if the driver does not say.
+    """
+    if device.kind == "cpu":
+        return ""
+    try:
+        found = _cuda_driver.query(library).devices
+    except _cuda_driver.DriverError:
+        return ""
+    return nvml_uuid(found[device.index]) if device.index < len(found) else ""
 
 
 def current_environment(device: Device, backends: Iterable[Backend]) -> Environment:
@@ -147,11 +176,7 @@ def current_environment(device: Device, backends: Iterable[Backend]) -> Environm
 
 def driver_version() -> str:
     """Version of the NVIDIA driver, from the kernel module or else from NVML; empty if neither is there."""
-    version = _host.nvidia_driver_version()
-    if version:
-        return version
-    with _nvml() as nvml:
-        return _text(nvml.nvmlSystemGetDriverVersion()) if nvml else ""
+    return _host.nvidia_driver_version() or driver_version_of_nvml()
 
 
 def cublas_version() -> str:
@@ -178,66 +203,88 @@ def _cpu() -> Device:
     )
 
 
-def _torch_with_cuda() -> tuple[Any, str]:
-    """(torch, nothing), or (None, why no CUDA device can be used)."""
+class _WhyNot(NamedTuple):
+    """Why no CUDA device can be used. mendable: a card is or may be here, so that falling back would surprise."""
+
+    sentence: str
+    mendable: bool
+
+
+def _usable_devices(library: str) -> tuple[Sequence[DriverDevice], _WhyNot]:
+    """The CUDA devices that this process and its torch may use, or none and why."""
+    try:
+        driver = _cuda_driver.query(library)
+    except _cuda_driver.DriverError as error:
+        return (), _WhyNot(f"{_without_library() if error.missing else error}", mendable=not error.missing)
+    if not driver.devices:
+        return (), _WhyNot(_without_devices(), mendable=False)
+    problem = torch_problem(driver.cuda)
+    return ((), _WhyNot(problem, mendable=True)) if problem else (driver.devices, _WhyNot("", mendable=False))
+
+
+def torch_problem(driver_cuda: tuple[int, int]) -> str:
+    """Why torch cannot use a driver, without a full stop; empty if it can.
+
+    Args:
+        driver_cuda: newest CUDA version the driver supports. A driver runs every minor version of its major one and all
+            older ones (CUDA Compatibility, "Minor Version Compatibility"), so the major version decides.
+    """
     try:
         import torch
     except ImportError as error:
         if error.name == "torch":
-            return None, "PyTorch is not installed; install fp4tune[cuda], or use the device cpu."
-        return None, f"PyTorch cannot be imported ({error})."
+            return "PyTorch is not installed; install fp4tune[cuda]"
+        return f"PyTorch cannot be imported ({error})"
     if torch.version.cuda is None:
-        return None, f"PyTorch {torch.__version__} was built without CUDA."
-    if not torch.cuda.is_available():
-        return None, f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) sees no CUDA device."
-    return torch, ""
+        return f"PyTorch {torch.__version__} was built without CUDA; install a build for CUDA {driver_cuda[0]}"
+    needs = torch.version.cuda
+    if int(needs.split(".", 1)[0]) > driver_cuda[0]:
+        return (
+            f"the NVIDIA driver {driver_version()} is too old for PyTorch {torch.__version__}: it supports CUDA up to "
+            f"{driver_cuda[0]}.{driver_cuda[1]}, and that PyTorch is built for CUDA {needs}. Update the driver, or "
+            f"install a PyTorch for CUDA {driver_cuda[0]}"
+        )
+    return ""
 
 
-def _cuda(torch: Any, index: int) -> Device:
-    """A CUDA device as torch and NVML describe it."""
-    properties = torch.cuda.get_device_properties(index)
+def _without_library() -> str:
+    """Why there may be no driver's library."""
+    module = _host.nvidia_driver_version()
+    if module:
+        return (
+            f"the NVIDIA kernel module {module} is loaded, and the driver's library libcuda.so.1 is not here; "
+            "a container must be started with access to the GPU (docker run --gpus all)"
+        )
+    return "there is no NVIDIA driver (neither /proc/driver/nvidia nor libcuda.so.1); install it"
+
+
+def _without_devices() -> str:
+    """Why a working driver may show no device."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return f"the NVIDIA driver shows none, and CUDA_VISIBLE_DEVICES is {visible!r}"
+    with nvml_session() as nvml:
+        if nvml and in_mig_mode(nvml):
+            return (
+                "a card is in MIG mode and has no slice that this process may use; make one "
+                "(nvidia-smi mig -cgi PROFILE -C), or switch MIG mode off"
+            )
+    return "the NVIDIA driver shows none"
+
+
+def _cuda(found: DriverDevice) -> Device:
+    """A CUDA device as the driver and NVML describe it."""
+    uuid = nvml_uuid(found)
+    name = found.name
+    if uuid.startswith("MIG-") and not is_slice(name):
+        name = f"{name} MIG"  # whatever the driver calls it, a slice must never be taken for the whole card
     return Device(
         kind="cuda",
-        name=properties.name,
-        compute_capability=f"{properties.major}.{properties.minor}",
-        sms=properties.multi_processor_count,
-        memory_bytes=properties.total_memory,
-        l2_bytes=getattr(properties, "L2_cache_size", 0),
-        power_limit_w=_power_limit_w(str(getattr(properties, "uuid", ""))),
-        index=index,
+        name=name,
+        compute_capability=found.compute_capability,
+        sms=found.sms,
+        memory_bytes=found.memory_bytes,
+        l2_bytes=found.l2_bytes,
+        power_limit_w=power_limit_w(uuid),
+        index=found.index,
     )
-
-
-def _power_limit_w(uuid: str) -> float:
-    """Enforced power limit of the card with this UUID in watts, 0 if NVML is not there or does not say.
-
-    By UUID and not by index, because CUDA_VISIBLE_DEVICES renumbers CUDA's devices and not NVML's.
-    """
-    with _nvml() as nvml:
-        if not nvml or not uuid:
-            return 0.0
-        try:
-            handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-            return round(float(nvml.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1000, 1)
-        except nvml.NVMLError:
-            return 0.0
-
-
-@contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
-    """NVML's bindings, initialised, or None where they or the library are missing."""
-    try:
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception:  # noqa: BLE001 - bindings of any age, a library of any age: what they say is optional
-        yield None
-        return
-    try:
-        yield nvml
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _text(value: str | bytes) -> str:
-    """Older NVML bindings return bytes."""
-    return value.decode() if isinstance(value, bytes) else value

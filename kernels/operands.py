@@ -131,7 +131,7 @@ def touched_bytes(problem: Problem, seed: int) -> int:
     return rows * of_a_row + experts * one.weight_bytes if rows else 0
 
 
-def operand_sets(operands: Operands, device: Device) -> list[Operands]:
+def operand_sets(operands: Operands, device: Device, *, sharing: int = 1) -> list[Operands]:
     """Sets to rotate through, so that none of what a call reads is still in L2 when it runs.
 
     Between two runs on one set the others touch COLD_L2 times the L2. Every set has its own A and out. A dense set has
@@ -142,10 +142,11 @@ def operand_sets(operands: Operands, device: Device) -> list[Operands]:
     Args:
         operands: the first set.
         device: where they are.
+        sharing: processes that make sets of one problem on the device at the same time, this one included.
 
     Returns:
-        At least one, at most MAX_SETS, and no more than fit into half of the memory that is free, with a layout of a
-        backend's own for every B; only `operands` on a CPU, where a call runs warm.
+        At least one, at most MAX_SETS, and no more than fit into half of this process's share of the memory that is
+        free, with a layout of a backend's own for every B; only `operands` on a CPU, where a call runs warm.
     """
     touched = touched_bytes(operands.problem, operands.seed)
     if device.kind == "cpu" or not touched:
@@ -154,7 +155,7 @@ def operand_sets(operands: Operands, device: Device) -> list[Operands]:
     deals = [None] if operands.offsets is None else _deals(operands.offsets)
     # Beside out, a copy of a right result and, as every deal has its own, the reference in float32.
     for_rows = _bytes_of(operands.a) + 2 * _bytes_of(operands.out) + 4 * operands.out.numel()
-    left = _free_bytes(device) // 2
+    left = _free_bytes(device) // (2 * sharing)
     base, sets = operands, [operands]
     for i in range(1, wanted):
         copies_b = i % len(deals) == 0

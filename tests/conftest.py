@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -7,6 +8,11 @@ import pytest
 
 if TYPE_CHECKING:
     from postgres_server import Postgres
+
+
+# Before anything imports torch. Its threads otherwise wait for each other by spinning, and on a machine whose cores have
+# something else to do every parallel loop then takes a hundred times as long. Nothing here measures what a user is told.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

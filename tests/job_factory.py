@@ -30,6 +30,7 @@ class AheadExecutor(LocalExecutor):
         self.lookahead = lookahead
         self.most_in_flight = 0
         self.prefetched: list[tuple[Problem, list[Candidate]]] = []
+        self.in_flight_then: list[int] = []
         self._draw = random.Random(0)
 
     def submit(self, candidate: Candidate) -> None:
@@ -42,6 +43,7 @@ class AheadExecutor(LocalExecutor):
 
     def prefetch(self, problem: Problem, candidates: Sequence[Candidate]) -> None:
         self.prefetched.append((problem, list(candidates)))
+        self.in_flight_then.append(len(self._submitted))
 
 
 class OtherPolicy(LocalExecutor):

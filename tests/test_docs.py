@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,10 @@ from fp4tune.kernels import errors
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+OFFLINE = (ROOT / "docs" / "offline.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PIP_OPTIONS = ("--dest", "--find-links", "--no-deps", "--no-index", "--only-binary", "--platform", "--python-version")
+PIP_OPTIONS += ("--target", "--wheel-dir")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -52,6 +58,7 @@ def test_the_documents_name_no_option_that_is_not_there():
     known = {option for _, options in ALL for option in options}
     # Options of other programs that the documents quote.
     known |= {"--help", "--speculative-draft-model-quantization", "--system-site-packages", "--strict", "--slow"}
+    known |= {"--version", "--gpus", *PIP_OPTIONS}
     for path in DOCS:
         for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", path.read_text(encoding="utf-8")):
             if "benchmarks/" not in path.read_text(encoding="utf-8") or option in known:
@@ -113,3 +120,58 @@ def test_the_readme_says_how_to_set_up():
     text = "\n".join(shell_blocks(README))
     assert "make demo" in text
     assert "make test" in text
+
+
+def test_figures_of_a_card_in_the_readme_are_those_of_its_page():
+    page = (ROOT / "docs" / "results" / "h200.md").read_text(encoding="utf-8")
+    figures = re.findall(r"^\| TP (\d) \| (\d+\.\d\dx) \| (\d+\.\d\dx) \|$", README, re.MULTILINE)
+    assert figures
+    for tp, over_default, over_bf16 in figures:
+        section = page[page.index(f", TP {tp}, EP 1\n") :]
+        means = re.search(r"it is (\S+) as fast as the fastest default and (\S+) as fast as bf16", section)
+        assert means is not None
+        assert means.groups() == (over_default, over_bf16), f"TP {tp}"
+
+
+# --- a machine without internet ------------------------------------------------------------------------------------
+
+
+def test_the_packages_to_carry_are_those_that_are_needed():
+    table = OFFLINE[OFFLINE.index("| package | what for |") :].split("\n\n", 1)[0]
+    needed = {re.split(r"[\[>= ]", requirement)[0] for requirement in PROJECT["dependencies"]}
+    assert set(re.findall(r"`([a-z-]+)`", re.sub(r"`fp4tune serve`", "", table))) == needed | {"nvidia-ml-py"}
+
+
+def test_the_caches_that_are_named_are_those_that_are_looked_at():
+    from fp4tune.tuner.workers import caches
+
+    for cache in caches._CACHES:
+        assert f"`{cache.variable}`" in OFFLINE
+        assert f"`~/{cache.below}`" in OFFLINE
+
+
+@pytest.mark.network
+def test_the_way_without_internet_works(tmp_path: Path):
+    """Gathered for this Python by the document's own commands, installed from the folder alone, asked for its health."""
+    gather, _, install, into_folder, *_ = shell_blocks(OFFLINE)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "*.db"))
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def sh(script: str) -> str:
+        done = subprocess.run(
+            ["bash", "-c", f"set -euo pipefail\n{script}"],
+            cwd=checkout, env=environment, capture_output=True, text=True, check=False, timeout=280,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    sh(gather.replace("PYTHON=3.12", f"PYTHON={version}"))
+    names = {re.split(r"-\d", path.name)[0].lower().replace("_", "-") for path in (checkout / "wheels").iterdir()}
+    assert {"fp4tune", "nvidia-ml-py", "optuna", "sqlalchemy"} <= names
+    assert not names & {"torch", "triton"}, "PyTorch is there already"
+    environment["PIP_NO_INDEX"] = "1"
+    environment.pop("PYTHONPATH", None)
+    for block in (install, into_folder):
+        assert "Backends" in sh(block)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -325,8 +325,9 @@ class StandInWorkbench:
     For what is about processes and not about measuring: it needs no torch, so that a new worker takes 0.1 s.
     """
 
-    def __init__(self, device: Device, backends: Mapping[str, Backend], policy: str) -> None:
+    def __init__(self, device: Device, backends: Mapping[str, Backend], policy: str, *, sharing: int = 1) -> None:
         self._backends = backends
+        self.sharing = sharing
         self._problem: Problem | None = None
         self._run: Callable[[], None] = lambda: None
         self._entrants: list[Callable[[], None]] = []
@@ -428,6 +429,14 @@ def gone_within(pids: Sequence[int], seconds: float) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def appear_within(before: Collection[int], count: int, seconds: float) -> set[int]:
+    """The processes that were not there before, once there are so many."""
+    deadline = time.monotonic() + seconds
+    while len(new := set(processes()) - set(before)) < count and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return new
 
 
 def serve_for_ever() -> None:

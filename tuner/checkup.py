@@ -29,6 +29,10 @@ NVCC_S = 20.0
 """Seconds that `nvcc --version` gets: it may lie on a network file system."""
 
 
+TOOLKIT = Path("/usr/local/cuda/bin")
+"""Where NVIDIA's packages of the CUDA toolkit put nvcc, often without putting it on PATH."""
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One thing that was looked at.
@@ -102,12 +106,13 @@ def _nvml() -> Check:
 
 
 def _compilers() -> Iterator[Check]:
-    nvcc = _nvcc()
-    yield Check(
-        "nvcc", bool(nvcc), nvcc or "not on PATH nor under CUDA_HOME; without it Humming and CUTLASS cannot compile"
-    )
+    yield _nvcc()
     nvrtc = _nvrtc()
-    yield Check("NVRTC", bool(nvrtc), nvrtc or "no libnvrtc; it comes with PyTorch's CUDA builds")
+    yield Check(
+        "NVRTC",
+        bool(nvrtc),
+        nvrtc or "no libnvrtc; Humming needs it or nvcc, humming-kernels[cu13] or [cu12] brings it",
+    )
     for name, what in (("triton", "Triton"), ("humming-kernels", "Humming")):
         version = _versions(name)
         yield Check(what, bool(version), version or f"not installed ({name})")
@@ -117,22 +122,21 @@ def _compilers() -> Iterator[Check]:
     )
 
 
-def _nvcc() -> str:
-    """Path and release of nvcc, where Humming and CUTLASS look for it: CUDA_HOME, then PATH. Empty if there is none."""
+def _nvcc() -> Check:
+    """Whether nvcc is where compilers of kernels look for it: CUDA_HOME, then PATH, then TOOLKIT."""
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     places = [f"{home}/bin" for home in homes if home]
-    found = (shutil.which("nvcc", path=place) for place in (*places, None, "/usr/local/cuda/bin"))
-    path = next(filter(None, found), None)
+    path = next(filter(None, (shutil.which("nvcc", path=place) for place in (*places, None, str(TOOLKIT)))), None)
     if path is None:
-        return ""
+        return Check("nvcc", False, f"not under CUDA_HOME, on PATH or in {TOOLKIT}; Humming then needs NVRTC")
     try:
         said = subprocess.run(  # noqa: S603 - the compiler that kernels would be built with
             [path, "--version"], capture_output=True, text=True, check=True, timeout=NVCC_S
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        return f"{path} does not run ({type(error).__name__})"
+        return Check("nvcc", False, f"{path} does not run ({type(error).__name__})")
     release = re.search(r"release (\d+\.\d+)", said)
-    return f"{path}, CUDA {release[1] if release else 'of an unknown version'}"
+    return Check("nvcc", True, f"{path}, CUDA {release[1] if release else 'of an unknown version'}")
 
 
 def _nvrtc() -> str:

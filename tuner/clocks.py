@@ -7,6 +7,7 @@ sample goes through all sets, so that none is in L2 when its turn comes.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -248,7 +249,7 @@ class CudaGraphClock(_CudaClock):
         graph = torch.cuda.CUDAGraph()
         pool = torch.cuda.graph_pool_handle()
         failure: Exception | None = None
-        with self.on_stream():
+        with self.on_stream(), _no_collection():
             # Not torch.cuda.graph(), which empties torch's cache of device memory every time.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
@@ -338,6 +339,18 @@ class _CudaLoaded:
         with contextlib.suppress(Exception):  # on a broken device nothing can be freed, and nothing needs to be
             free()
         self._launch, self._runs = _released, ()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's collector rests inside: what it frees of somebody else's may be a call that no capture survives."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _affordable(runs: Sequence[Run], call_s: float) -> Sequence[Run]:

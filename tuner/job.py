@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
+from itertools import zip_longest
 from typing import TypeVar
 
 from ..db.records import (
@@ -137,7 +138,7 @@ class TuningJob:
             self._context.tell(RunStarted(run_id, self._context.environment, len(states), n_done))
             with TrialWriter(self._store, run_id) as writer:
                 left = [state for state in states if not state.done]
-                for state, following in zip(left, [*left[1:], None], strict=True):
+                for state, following in zip_longest(left, left[1:]):
                     if not stop.requested:
                         n_winners += self._problem(run_id, state, following, writer)
         except BaseException as error:
@@ -203,15 +204,17 @@ class TuningJob:
             self._context.executor.open(run.problem, self._context.settings.seed)
         except (OutOfMemoryError, UnsupportedError) as error:
             return None, str(error)
-        run.search()
-        self._prefetch(following)
+        run.search(lambda: self._prefetch(following))
         selection = run.finals({arm.backend: arm.space for arm in arms})
         if selection is not None:
             return selection, selection.sentence
         return None, "nothing was tried" if search.musts_left else "no config passed the correctness gate"
 
     def _prefetch(self, following: Problem | None) -> None:
-        """While the device is busy with finals, compilers are idle: what the next problem tries first is known."""
+        """While the device is busy with the last trials and finals, compilers are idle. Let them do the next problem's.
+
+        What that tries first is known, but for what becomes of the problem at hand.
+        """
         if following is not None and not self._context.stop.requested:
             arms, _ = self._arms(following, self._current(following))
             self._context.executor.prefetch(following, first_candidates(arms))

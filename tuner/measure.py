@@ -15,6 +15,9 @@ from .stats import median_interval
 HOPELESS_SAMPLES = 2
 """Samples that are looked at before a config is given up: one alone may have met a hiccup of the machine."""
 
+FINALIST_FACTOR = 1.15
+"""A config slower than this many times the best of the search is no finalist (see `select`)."""
+
 SLOW_SAMPLES = 3
 SLOW_PATIENCE = 3
 """A config so slow that its budget has been overrun three times over makes do with three samples, whose interval is
@@ -33,6 +36,8 @@ class Effort:
         budget_s: stop after this long, samples permitting.
         hopeless_factor: give up on a config whose first samples (two or more) are all slower than this many times
             the best so far; 0 never gives up.
+        far_factor: stop once the whole interval lies beyond this many times the best so far, however wide it is: more
+            samples would not make a finalist of it. 0 never does.
     """
 
     warmup_s: float = 0.02
@@ -41,6 +46,7 @@ class Effort:
     target_half_width: float = 0.01
     budget_s: float = 0.5
     hopeless_factor: float = 2.0
+    far_factor: float = FINALIST_FACTOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,10 @@ def take_samples(
     watch = watch or BlindWatch()
     deadline = time.monotonic() + effort.budget_s
     loaded.warm_up(effort.warmup_s)
-    hopeless_us = effort.hopeless_factor * best_us if best_us is not None and effort.hopeless_factor > 0 else math.inf
+    hopeless_us, far_us = (
+        factor * best_us if best_us is not None and factor > 0 else math.inf
+        for factor in (effort.hopeless_factor, effort.far_factor)
+    )
     samples: list[float] = []
     while True:
         samples.append(take_sample(loaded, watch).us)
@@ -99,10 +108,12 @@ def take_samples(
         now = time.monotonic()
         if n < effort.min_samples and not (n >= SLOW_SAMPLES and now >= deadline + SLOW_PATIENCE * effort.budget_s):
             continue
-        # The interval costs O(n log n), so it is looked at only now and then.
-        tight = n % effort.min_samples == 0 and median_interval(samples).half_width < effort.target_half_width
-        if tight or n >= effort.max_samples or now >= deadline:
+        if n >= effort.max_samples or now >= deadline:
             break
+        if n % effort.min_samples == 0:  # an interval costs O(n log n), so it is looked at only now and then
+            interval = median_interval(samples)
+            if interval.half_width < effort.target_half_width or interval.low > far_us:
+                break
     return Measured(timing_of(samples), watch.conditions())
 
 

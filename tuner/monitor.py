@@ -2,7 +2,7 @@
 
 NVML is the driver's own library and its bindings (nvidia-ml-py) are optional: what cannot be read is None, and nothing
 here ever fails a measurement. Temperature, power and clocks are only read now and then and while kernels run, because
-those calls take longer; throttle reasons are read around every sample.
+those calls take longer; throttle reasons are read around every sample, as long as that takes little time (REST).
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ READ_EVERY_S = 0.02
 
 FRESH_S = 0.002
 """Throttle reasons read so long ago at most are still those before the next sample."""
+
+REST = 9
+"""So many times as long as reading took, nothing is read: a driver that answers slowly is asked less often, and at most
+a tenth of the time goes into asking it. (Data center cards answer through a processor of their own.)"""
 
 REASONS = {
     0x004: "sw_power_cap",
@@ -148,6 +152,7 @@ class NvmlMonitor:
         }
         self._last_s = -float("inf")
         self._last_bits = 0
+        self._bits_due_s = self._figures_due_s = -float("inf")
 
     def watch(self) -> Watch:
         """See Monitor."""
@@ -173,13 +178,29 @@ class NvmlMonitor:
 
     def throttle_bits(self, *, fresh_s: float = 0.0) -> int:
         """Throttle reasons, benign ones left out; what was read in the last `fresh_s` seconds will do."""
-        if self.now() - self._last_s >= fresh_s:
+        start = self.now()
+        if start - self._last_s >= fresh_s and start >= self._bits_due_s:
             bits = self.read("reasons")
             if bits is None:
                 bits = self.read("reasons_before_driver_535")
             self._last_bits = (bits or 0) & ~BENIGN
             self._last_s = self.now()
+            self._bits_due_s = self._last_s + REST * (self._last_s - start)
         return self._last_bits
+
+    def figures(self, *, needed: bool) -> dict[str, int]:
+        """Clocks, temperature and power, those that the card says; nothing if it is too early to ask again.
+
+        Args:
+            needed: read them in any case.
+        """
+        start = self.now()
+        if start < self._figures_due_s and not needed:
+            return {}
+        read = {name: self.read(name) for name in ("sm_clock", "memory_clock", "temperature", "power")}
+        end = self.now()
+        self._figures_due_s = end + REST * (end - start)
+        return {name: value for name, value in read.items() if value is not None}
 
 
 class NvmlWatch:
@@ -202,12 +223,10 @@ class NvmlWatch:
         """See Watch."""
         if self._monitor.now() < self._next_s:
             return
-        for name in ("sm_clock", "memory_clock", "temperature", "power"):
-            value = self._monitor.read(name)
-            if value is not None:
-                low, high = self._seen.get(name, (value, value))
-                self._seen[name] = (min(low, value), max(high, value))
-        self._next_s = self._monitor.now() + READ_EVERY_S
+        for name, value in self._monitor.figures(needed=not self._seen).items():
+            low, high = self._seen.get(name, (value, value))
+            self._seen[name] = (min(low, value), max(high, value))
+            self._next_s = self._monitor.now() + READ_EVERY_S
 
     def after(self) -> bool:
         """See Watch."""

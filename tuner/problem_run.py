@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
@@ -79,17 +79,25 @@ class ProblemRun:
         refused = Evaluation(TrialStatus.UNSUPPORTED, None, reason, None, 0.0)
         self._store(Candidate(backend, {}), Origin.DEFAULT, refused)
 
-    def search(self) -> None:
+    def search(self, when_all_is_proposed: Callable[[], None] = lambda: None) -> None:
         """Try candidates until the trials, the seconds or the candidates are out, or a stop is requested.
 
         Seconds are those of the wall clock: the device's and those spent waiting for it or for a compiler.
+
+        Args:
+            when_all_is_proposed: called once unless a stop is requested before, as soon as nothing more will be
+                submitted: from then on there are compilers without work.
         """
         settings, executor = self._context.settings, self._context.executor
         self._deadline = time.monotonic() + settings.budget_s - self._spent_s
+        was_told = False
         with ThreadPoolExecutor(1, "fp4tune-proposer") as proposer:
             while not self._context.stop.requested:
                 while len(self._in_flight) < max(1, executor.lookahead) and (proposal := self._propose()):
                     self._submit(proposal)
+                if not was_told and len(self._in_flight) < max(1, executor.lookahead):
+                    when_all_is_proposed()
+                    was_told = True
                 # What must be tried is waited for, however small the budget.
                 if not self._in_flight or (self._left_s <= 0 and not self._search.musts_left):
                     break

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ..db.records import Choice, Timing
 from ..kernels.backend import Space
 from .executor import Candidate, Evaluation
+from .measure import FINALIST_FACTOR
 from .search import candidate_key
 from .stats import paired_ratio
 
@@ -29,9 +30,6 @@ MAX_FINALISTS = 8
 
 MAX_BASELINES = 2
 """Configs of baselines that are re-measured beside them: the fastest, and one more if it is nearly as fast."""
-
-FINALIST_FACTOR = 1.15
-"""A config slower than this many times the best of the search is no finalist."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 ENTRY_WARMUP_S = 0.02
 """How long an entrant of the rounds runs before its first sample."""
 
+IDLE_PART = 1 / 32
+"""Part of the device's memory that may lie idle in this process: 4 GiB of an H200's, 1 GiB of an RTX 5090's."""
+
 _ERROR_LIMIT = 4000
 """Characters of an exception that are kept: compilers print whole programs."""
 
@@ -73,6 +76,7 @@ class Workbench:
         backends: what can be prepared, by name.
         policy: the measuring policy; empty for the device's first.
         timeout_s: what one call in the gate may take, in seconds.
+        sharing: workbenches that have the same problem open on the device at the same time, this one included.
         clock: times the calls; None for the policy's.
         monitor: looks on; None for the device's.
 
@@ -90,12 +94,14 @@ class Workbench:
         policy: str = "",
         *,
         timeout_s: float = 60.0,
+        sharing: int = 1,
         clock: Clock | None = None,
         monitor: Monitor | None = None,
     ) -> None:
         self._device = device
         self._backends = backends
         self._timeout_s = timeout_s
+        self._sharing = sharing
         self.policy = policy_for(device, policy) if clock is None else clock.policy
         self._clock = clock
         self._monitor = monitor
@@ -115,9 +121,13 @@ class Workbench:
 
         self.close()
         check_memory(problem, self._device)
+        # From here on NVML is open: a backend that asks it while it prepares need not start it every time.
+        self._the_monitor()
         try:
             operands = make_operands(problem, self._device, seed)
-            self._sets = operand_sets(operands, self._device) if self._the_clock().rotates else [operands]
+            self._sets = [operands]
+            if self._the_clock().rotates:
+                self._sets = operand_sets(operands, self._device, sharing=self._sharing)
             self._gate = Gate(self._sets, self._device, timeout_s=self._timeout_s)
         except Exception as error:
             self.close()
@@ -142,6 +152,7 @@ class Workbench:
         self._drop()
         if self._gate is None:
             raise RuntimeError("open() was not called")
+        self._trim()
         backend = self._backends[candidate.backend]
         try:
             runs = [backend.prepare(operands.problem, operands, candidate.config) for operands in self._sets]
@@ -183,7 +194,7 @@ class Workbench:
         if current is None or current.loaded is None:
             raise RuntimeError("no config passed the gate")
         try:
-            measured = take_samples(current.loaded, effort, watch=self._watch(), best_us=best_us)
+            measured = take_samples(current.loaded, effort, watch=self._the_monitor().watch(), best_us=best_us)
         except Exception as error:  # noqa: BLE001 - recorded, not swallowed
             return replace(self._failed(error, TrialStatus.CRASHED, start), rel_error=current.rel_error)
         wall_s = time.monotonic() - start
@@ -208,7 +219,7 @@ class Workbench:
             except Exception as error:  # noqa: BLE001 - recorded, not swallowed
                 evaluation = replace(self._failed(error, TrialStatus.CRASHED, start), rel_error=current.rel_error)
             else:
-                self._entrants.append(_Entrant(current.loaded, self._watch()))
+                self._entrants.append(_Entrant(current.loaded, self._the_monitor().watch()))
                 self._current = None
         return replace(evaluation, wall_s=time.monotonic() - start)
 
@@ -235,10 +246,10 @@ class Workbench:
             self._clock = clock_for(self._device, self.policy)
         return self._clock
 
-    def _watch(self) -> Watch:
+    def _the_monitor(self) -> Monitor:
         if self._monitor is None:
             self._monitor = monitor_for(self._device)
-        return self._monitor.watch()
+        return self._monitor
 
     def _failed(self, error: Exception, status: TrialStatus, start: float) -> Evaluation:
         """What became of a config that raised; forgets it."""
@@ -257,6 +268,20 @@ class Workbench:
         current, self._current = self._current, None
         if current is not None and current.loaded is not None:
             current.loaded.release()
+
+    def _trim(self) -> None:
+        """Give back what earlier configs left behind, if it is much.
+
+        What is allocated while a graph is captured comes from a pool of that graph, and torch keeps its memory when the
+        graph is gone. In this process it would take it back in need; other workers on the device cannot make it.
+        """
+        if self._device.kind == "cuda":
+            import torch
+
+            index = self._device.index
+            idle = torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
+            if idle > self._device.memory_bytes * IDLE_PART:
+                torch.cuda.empty_cache()
 
     def _free(self) -> None:
         """Give memory back to the device, so that others, and libraries with allocators of their own, can have it."""

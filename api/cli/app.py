@@ -15,7 +15,8 @@ from typing import Any
 import typer
 
 from ...kernels.errors import Fp4tuneError
-from . import best, db, doctor, inspect, runs, serve, tune
+from . import best, db, doctor, inspect, noise, results, runs, serve, tune
+from .compile import compile_
 
 EXIT_UNEXPECTED = 70
 """An error that is a bug of fp4tune (sysexits.h EX_SOFTWARE)."""
@@ -48,12 +49,16 @@ def options(
     """Options before the command."""
 
 
-app.command("inspect")(inspect.inspect)
-app.command("tune")(tune.tune)
-app.command("best")(best.best)
-app.command("serve")(serve.serve)
-app.command("runs")(runs.runs)
-app.command("doctor")(doctor.doctor)
+# Short enough for a line of `fp4tune --help` on a terminal of 80 columns, which cuts what is longer.
+app.command("inspect", short_help="What a checkpoint declares and stores, and its GEMMs.")(inspect.inspect)
+app.command("tune", short_help="Find and remember the fastest config of every problem.")(tune.tune)
+app.command("best", short_help="The best known config of shapes, as a server gets it.")(best.best)
+app.command("serve", short_help="Serve the best configs over HTTP until stopped.")(serve.serve)
+app.command("runs", short_help="List tuning runs, newest first.")(runs.runs)
+app.command("doctor", short_help="What can be tuned here, and what is missing.")(doctor.doctor)
+app.command("noise", short_help="How far apart two measurements of one config lie.")(noise.noise)
+app.command("compile", short_help="Compile configs for a card that need not be here.")(compile_)
+app.command("results", short_help="Make the results page of a card from its runs.")(results.results)
 app.add_typer(db.app, name="db")
 
 

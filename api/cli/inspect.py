@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from ...kernels.errors import UnsupportedError
 from .options import Ep, Json, Tokens, Tp, token_counts
-from .output import Cell, console, print_json, print_table
+from .output import Cell, print_json, print_line, print_prose, print_table
 
 if TYPE_CHECKING:
     from ...tuner.gemms import Gemm
@@ -68,9 +67,9 @@ def inspect(
         return
     _print_head(inspection)
     _print_roles(inspection.roles)
-    _say(inspection.mtp.line)
+    print_prose(inspection.mtp.line)
     _print_mtp_tensors(inspection.mtp)
-    _say()
+    print_line()
     print_table(
         f"GEMMs per rank at TP {tp}, EP {ep}",
         ("role", "N", "K", "experts", "format", "layers", "notes"),
@@ -80,40 +79,34 @@ def inspect(
         _print_problems(workload)
     warnings = workload.warnings if workload else inspection.warnings
     for warning in warnings[:MAX_LINES]:
-        _say(f"warning ({warning.code}): {warning.message}")
+        print_prose(f"warning ({warning.code}): {warning.message}")
     for gemm in table.errors[:MAX_LINES]:
-        _say(f"error: {_name(gemm.role, mtp=gemm.mtp)} cannot run: {gemm.error}")
+        print_prose(f"error: {_name(gemm.role, mtp=gemm.mtp)} cannot run: {gemm.error}")
     hidden = len(warnings[MAX_LINES:]) + len(table.errors[MAX_LINES:])
     if hidden:
-        _say(f"and {hidden} warnings and errors more; --json prints all of them")
+        print_prose(f"and {hidden} warnings and errors more; --json prints all of them")
     if refusal:
-        _say(f"refused for tuning: {refusal}")
-
-
-def _say(text: str = "") -> None:
-    """Print a sentence: broken between words on a terminal, on one line for everybody else."""
-    out = console()
-    out.print(escape(text), soft_wrap=not out.is_terminal)
+        print_prose(f"refused for tuning: {refusal}")
 
 
 def _print_head(inspection: Inspection) -> None:
     quant = inspection.quant
-    _say(
+    print_prose(
         f"{inspection.name}: {inspection.model.architecture or inspection.model.model_type or 'no architecture named'}"
     )
     if quant.sources:
         by = f", by {quant.producer}" if quant.producer else ""
-        _say(f"quantisation: {f'{quant.method} {quant.algo}'.strip()}{by}, from {' and '.join(quant.sources)}")
+        print_prose(f"quantisation: {f'{quant.method} {quant.algo}'.strip()}{by}, from {' and '.join(quant.sources)}")
     else:
-        _say("quantisation: none is declared")
-    _say(
+        print_prose("quantisation: none is declared")
+    print_prose(
         {
             "headers": f"verdicts are what is stored: {inspection.tensors:,} tensors in {inspection.shards} files",
             "index": "verdicts rest on the index's names alone (no tensor headers here): less sure than stored ones",
             "config": "verdicts are what is declared, not what is stored: there are no tensor headers here",
         }[inspection.evidence]
     )
-    _say()
+    print_line()
 
 
 def _print_roles(roles: Sequence[Role]) -> None:
@@ -137,9 +130,9 @@ def _print_mtp_tensors(mtp: MtpReport) -> None:
     if mtp.unindexed is not None and mtp.files:
         parts.append(f"{mtp.unindexed} not in the index" if mtp.unindexed else "all in the index")
     if parts:
-        _say(f"MTP tensors: {'; '.join(parts)}.")
+        print_prose(f"MTP tensors: {'; '.join(parts)}.")
     elif mtp.count is not None and mtp.count_source:
-        _say(f"MTP tensors: none is here to be counted; source of the count: {mtp.count_source}")
+        print_prose(f"MTP tensors: none is here to be counted; source of the count: {mtp.count_source}")
 
 
 def _name(role: str, *, mtp: bool) -> str:
@@ -171,7 +164,7 @@ def _print_problems(workload: Workload) -> None:
     plain = count.pop("bf16", 0)
     counted = ", ".join(f"{n} {name}" for name, n in sorted(count.items())) or "none"
     bf16 = f"; {plain} bf16 more with `fp4tune tune --bf16`" if plain else ""
-    _say(f"Problems to tune, one per GEMM and M: {counted}{bf16}.")
+    print_prose(f"Problems to tune, one per GEMM and M: {counted}{bf16}.")
     tokens: dict[str, set[int]] = {}
     formats: dict[str, set[str]] = {}
     for item in workload.items:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
@@ -70,6 +71,8 @@ def print_table(
 ) -> None:
     """Print a table. Columns whose cells are all numbers are right-aligned.
 
+    Title and caption are lines of their own, because Rich would fold them to the width of the table.
+
     Args:
         title: above it.
         columns: their headings.
@@ -77,29 +80,57 @@ def print_table(
         caption: below it.
         tall: on a terminal that is too narrow for it print one line a cell instead of folding columns.
     """
-    table = Table(title=escape(title), caption=escape(caption) or None, box=box.SIMPLE_HEAD, title_justify="left")
+    cells = [[_cell(value) for value in row] for row in rows]
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_header=any(columns))
     for i, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[i], int | float | None) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(_cell(value)) for value in row))
+        table.add_column(escape(column), justify="right" if numeric else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*map(escape, row))
     screen = console()
-    if tall and Measurement.get(screen, screen.options.update(max_width=MAX_WIDTH), table).maximum > screen.width:
-        _print_tall(title, columns, rows, caption)
+    wants = Measurement.get(screen, screen.options.update(max_width=MAX_WIDTH), table).maximum
+    print_prose(title, style="bold")
+    if tall and wants > screen.width:
+        _print_tall(columns, cells)
+        print_line()
     else:
+        if wants > screen.width:
+            _fold(table, columns, cells, wants - screen.width)
         screen.print(table)
+    if caption:
+        print_prose(caption)
+        screen.print()
 
 
-def _print_tall(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str) -> None:
+def _fold(table: Table, columns: Sequence[str], cells: Sequence[Sequence[str]], excess: int) -> None:
+    """Take `excess` characters from the widest columns, and only at last from a column's longest word.
+
+    Rich takes them from the widest columns whatever that does to words.
+    """
+    texts = [[column, *(row[i] for row in cells)] for i, column in enumerate(columns)]
+    widths = [max(map(cell_len, column)) for column in texts]
+    floors = [max((cell_len(word) for text in column for word in text.split()), default=1) for column in texts]
+    for _ in range(excess):
+        if all(width <= floor for width, floor in zip(widths, floors, strict=True)):
+            floors = [1] * len(floors)
+        widths[max(range(len(widths)), key=lambda i: (widths[i] > floors[i], widths[i]))] -= 1
+    for column, width in zip(table.columns, widths, strict=True):
+        column.width = max(1, width)
+
+
+def _print_tall(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     """One line a cell, rows apart."""
     width = max(map(len, columns))
-    print_line(title)
-    for row in rows:
+    for row in cells:
         print_line()
-        for column, value in zip(columns, row, strict=True):
-            print_line(f"  {column:<{width}}  {_cell(value)}")
-    if caption:
-        print_line(f"\n{caption}")
+        for column, text in zip(columns, row, strict=True):
+            print_line(f"  {column:<{width}}  {text}")
+
+
+def print_prose(text: str, *, style: str | None = None) -> None:
+    """Print a sentence: broken between words on a terminal, on one line for everybody else."""
+    out = console()
+    out.print(escape(text), style=style, soft_wrap=not out.is_terminal)
 
 
 def print_line(text: str = "") -> None:

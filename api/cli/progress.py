@@ -1,16 +1,21 @@
-"""The progress display of `fp4tune tune`: two live lines on a terminal, one line a problem elsewhere."""
+"""The progress display of `fp4tune tune`: two live lines on a terminal, one line a problem elsewhere.
+
+A run on a GPU has hundreds of configs that do not compile or are refused; a terminal shows each, a log file counts them
+in the problem's line.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from ...db.records import RunProblem
+from ...db.records import RunProblem, TrialStatus
 from ...tuner.events import Event, FinalsStarted, ProblemDone, ProblemStarted, RunDone, RunStarted, TrialDone
 
 WITH_BAR = 104
@@ -37,6 +42,9 @@ class TuneDisplay:
         self._line = ""
         self._task: TaskID | None = None
         self._lost = False
+        self._ended: Counter[TrialStatus] = Counter()
+        self._why: Counter[str] = Counter()
+        self._told: set[tuple[str, str]] = set()
         bar = [BarColumn(bar_width=20)] if console.width >= WITH_BAR else []
         self._progress = Progress(
             SpinnerColumn(),
@@ -76,22 +84,26 @@ class TuneDisplay:
         elif isinstance(event, TrialDone):
             self._trial_done(event)
         elif isinstance(event, FinalsStarted):
-            self._update(state=f"re-measuring {event.n_finalists} finalists, {self._time_left(0.0)}")
+            self._update(state=f"re-measuring {_counted(event.n_finalists, 'finalist')}, {self._time_left(0.0)}")
         elif isinstance(event, ProblemDone):
             self._problem_done(event)
         elif isinstance(event, RunDone):
-            self._print(f"run {event.run_id} {event.status.value}: {event.n_trials} trials stored")
+            self._print(f"run {event.run_id} {event.status.value}: {_counted(event.n_trials, 'trial')} stored")
 
     def _run_started(self, event: RunStarted) -> None:
         device = event.environment.device
         self._n_problems, self._n_done = event.n_problems, event.n_done
         done = f", {event.n_done} of them done before" if event.n_done else ""
-        self._print(f"run {event.run_id} on {device.name}: {event.n_problems} problems{done}")
+        self._print(f"run {event.run_id} on {device.name}: {_counted(event.n_problems, 'problem')}{done}")
 
     def _problem_started(self, event: ProblemStarted) -> None:
         self._started = time.monotonic()
-        for backend, reason in event.refused.items():
-            self._print(f"  {backend}: {reason}")
+        self._ended.clear()
+        self._why.clear()
+        for refusal in event.refused.items():
+            if self._console.is_terminal or refusal not in self._told:
+                self._told.add(refusal)  # in a log the same reason once, not once a problem
+                self._print(f"  {refusal[0]}: {refusal[1]}")
         self._line = f"problem {event.position + 1} of {self._n_problems}: {_name(event.item)}"
         if self._task is not None:
             self._progress.remove_task(self._task)
@@ -106,8 +118,12 @@ class TuneDisplay:
             state = f"best {event.best_us:,.1f} µs"
             if event.default_us is not None:
                 state += f", default {event.default_us:,.1f} µs ({event.default_us / event.best_us:.2f}x)"
+        self._ended[event.status] += 1
         if event.error:
-            self._print(f"  {event.candidate.backend} {event.status.value}: {event.error}")
+            why = f"{event.candidate.backend} {event.status.value}: {event.error}"
+            self._why[why] += 1
+            if self._console.is_terminal:
+                self._print(f"  {why}")
         self._update(advance=1, state=f"trial {event.number + 1}, {state}, {self._time_left(event.seconds_left)}")
 
     def _problem_done(self, event: ProblemDone) -> None:
@@ -116,12 +132,20 @@ class TuneDisplay:
         head = f"[{event.position + 1}/{self._n_problems}] {_name(event.item)}: "
         served = event.selection
         if served is None:
-            self._print(head + event.outcome)
+            self._print(f"{head}{event.outcome}{self._failures()}")
+            if self._why and not self._console.is_terminal:  # a log must say why, and a terminal has
+                self._print(f"  most often: {self._why.most_common(1)[0][0]}")
             return
+        bf16 = f", bf16 {event.baseline.time_us:,.1f} µs" if event.baseline is not None else ""
         self._print(
-            f"{head}{served.served.backend} {served.served.time_us:,.1f} µs, default {served.default.time_us:,.1f} µs; "
-            f"{event.outcome} ({_left_text(self._rest_s(0.0))})"
+            f"{head}{served.served.backend} {served.served.time_us:,.1f} µs, default {served.default.time_us:,.1f} µs"
+            f"{bf16}; {event.outcome}{self._failures()} ({_left_text(self._rest_s(0.0))})"
         )
+
+    def _failures(self) -> str:
+        """What did not run, by how it ended: `; 3 wrong, 12 unsupported`."""
+        failed = [f"{n} {status.value}" for status, n in sorted(self._ended.items()) if status is not TrialStatus.OK]
+        return f"; {', '.join(failed)}" if failed else ""
 
     def _rest_s(self, problem_left_s: float) -> float:
         """Seconds left of the run: this problem's, and as much for each other as the ones so far took."""
@@ -142,6 +166,10 @@ class TuneDisplay:
 
 def _name(item: RunProblem) -> str:
     return f"{item.role} {item.problem.shape}".strip()
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def _left_text(seconds: float) -> str:

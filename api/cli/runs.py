@@ -46,4 +46,5 @@ def runs(
             for run in found
         ],
         caption="go on with a run that is not finished: fp4tune tune --resume RUN",
+        tall=True,
     )

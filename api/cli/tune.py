@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
-import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...kernels.errors import InvalidInputError, NotFoundError, UnsupportedError
+from ...kernels.errors import InvalidInputError, UnsupportedError
 from ...kernels.problem import Format, OutDtype, Problem, Routing
+from .execution import Means, PolicyName, execute, policy_for, ready_backends
 from .options import (
     DEFAULT_DATABASE,
     Database,
@@ -29,7 +28,10 @@ from .options import (
     problems_of,
     token_counts,
 )
-from .output import Cell, config_text, console, print_json, print_line, print_table
+from .output import console
+from .resume import refuse_contradictions, refuse_idle_options, run_to_resume, settings_of
+from .session import LockDirectory, Wait
+from .winners import print_result
 
 EXIT_INTERRUPTED = 130
 """Stopped by Ctrl-C or SIGTERM (128 + SIGINT); what was found is kept."""
@@ -41,15 +43,14 @@ MAX_MISSES = 1000
 """Most shapes that one --from-misses works off."""
 
 if TYPE_CHECKING:
-    from ...db.records import Run, RunProblem, Winner
+    from ...db.records import RunProblem
     from ...db.store import Store
-    from ...kernels.backend import Backend
     from ...kernels.device import Device
-    from ...tuner.context import JobSettings, StopFlag
     from ...tuner.job import JobResult
 
 
 def tune(
+    context: typer.Context,
     checkpoint: Annotated[
         str | None, typer.Argument(help="A checkpoint directory, a hub cache directory, or a preset name.")
     ] = None,
@@ -75,6 +76,19 @@ def tune(
     trials: Annotated[int, typer.Option("--trials", min=1, max=100_000, help="Most trials per problem.")] = 64,
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of every random choice.")] = 0,
     device: DeviceOption = "auto",
+    policy: Annotated[
+        PolicyName | None,
+        typer.Option(
+            "--policy",
+            help="How a GPU is measured: graph (CUDA graphs over cold weights, as served; the default) or eager.",
+        ),
+    ] = None,
+    compile_workers: Annotated[
+        int | None,
+        typer.Option(
+            "--compile-workers", min=1, max=1024, help="Most compiling processes; default: what the machine allows."
+        ),
+    ] = None,
     resume: Annotated[
         str | None, typer.Option("--resume", help="Go on with this run (its id, or `last`) instead of a new one.")
     ] = None,
@@ -82,7 +96,9 @@ def tune(
     format_: FormatOption = Format.NVFP4,
     out_dtype: OutDtypeOption = OutDtype.BF16,
     database: Database = DEFAULT_DATABASE,
+    lock_dir: LockDirectory = None,
     *,
+    wait: Wait = False,
     from_misses: Annotated[
         bool, typer.Option("--from-misses", help="Tune the shapes that servers asked for and did not get.")
     ] = False,
@@ -96,74 +112,71 @@ def tune(
     from ...kernels.device import detect
     from ...tuner.context import JobSettings
 
+    given = _given(context)
     if resume is not None or from_misses:
         database_must_exist(database)
     target = detect(device)
     counts = token_counts(tokens)
+    how = policy_for(target, policy, compile_workers)
     items: Sequence[RunProblem] = []
     extra: dict[str, object] = {}
+    words = ["tune"]
     if checkpoint is not None:
+        refuse_idle_options(given, "a checkpoint")
         items = _items_of(checkpoint, tp, ep, counts, phase, role, bf16=bf16)
-        extra = {"tp": tp, "ep": ep, "tokens": counts, "phases": phase, "roles": role}
+        extra = {"tp": tp, "ep": ep, "tokens": counts, "phases": phase, "roles": role, "bf16": bf16}
+        words.append(checkpoint)
     elif shape:
+        refuse_idle_options(given, "--shape")
         items = _bare(problems_of(shape, routing, format_, out_dtype), target)
-    settings = JobSettings(trials=trials, budget_s=budget_s, seed=seed)
+        words += [word for one in shape for word in ("--shape", one)]
+    else:
+        words += ["--from-misses"] if resume is None else ["--resume", resume]
+    ready = ready_backends(target, backend) if resume is None else {}  # before there is a database
+    means = Means(target, ready, how, compile_workers, wait, lock_dir, words)
     with Store.open(database, mode="create") as store:
         if resume is not None:
-            stored = _run_to_resume(store, resume)
-            result = _execute(store, target, _settings_of(stored), stored.settings["backends"], resume=stored.id)
+            result = _resume(store, resume, means, {**given, **_as_remembered(given, counts, how)})
         else:
             if from_misses:
+                refuse_idle_options(given, "--from-misses")
                 items = _missed(store, target)
-            result = _execute(store, target, settings, backend, items=items, checkpoint=checkpoint or "", extra=extra)
-        # Whatever made this run tune them, they are no longer missing; so a resume need not know about --from-misses.
-        done = [state.item.problem.key for state in store.run_problems(result.run_id) if state.done]
-        for fingerprint in (target.fingerprint, ANY_DEVICE):
-            store.forget_misses(done, device_fingerprint=fingerprint)
-        _print_result(store, result, as_json=as_json, database=database)
+            settings = JobSettings(trials=trials, budget_s=budget_s, seed=seed)
+            result = execute(store, means, settings, items=items, checkpoint=checkpoint or "", extra=extra)
+        _forget_misses(store, target, result)
+        print_result(store, result, as_json=as_json, database=database)
     if result.status.value == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
     if not result.n_served and resume is None:
         raise UnsupportedError("Nothing could be tuned: no problem has a configuration that runs and is right here.")
 
 
-def _execute(
-    store: Store,
-    device: Device,
-    settings: JobSettings,
-    backends: list[str] | None,
-    *,
-    resume: str = "",
-    items: Sequence[RunProblem] = (),
-    checkpoint: str = "",
-    extra: dict[str, object] | None = None,
-) -> JobResult:
-    """Run the job with a progress display, orderly on signals."""
-    from ...kernels.backend import load_backends
-    from ...kernels.device import current_environment
-    from ...tuner.context import JobContext
-    from ...tuner.executor import LocalExecutor
-    from ...tuner.job import TuningJob
-    from .progress import TuneDisplay
-
-    ready = _ready_backends(device, backends)
-    # Of every backend that is available, not of those in this race alone: what is served must not depend on --backend.
-    environment = current_environment(device, load_backends().values())
-    problem_s = settings.budget_s + settings.finals_s
-    with (
-        _stop_on_signals() as stop,
-        TuneDisplay(console(stderr=True), trials=settings.trials, problem_s=problem_s) as display,
-    ):
-        context = JobContext(environment, ready, LocalExecutor(device, ready), settings, display, stop)
-        job = TuningJob(store, context)
-        return job.resume(resume) if resume else job.start(items, checkpoint=checkpoint, extra=extra)
+def _resume(store: Store, name: str, means: Means, given: Mapping[str, Any]) -> JobResult:
+    """Go on with a run as it was started."""
+    run = run_to_resume(store, name)
+    refuse_contradictions(run, given)
+    policy = run.settings.get("policy") or means.policy
+    backends = ready_backends(means.device, run.settings["backends"])
+    return execute(store, replace(means, backends=backends, policy=policy), settings_of(run), resume=run.id)
 
 
-def _settings_of(run: Run) -> JobSettings:
-    """The settings that a run was started with."""
-    from ...tuner.context import JobSettings
+def _forget_misses(store: Store, device: Device, result: JobResult) -> None:
+    """Whatever made a run tune problems, they are no longer missing; so a resume need not know about --from-misses."""
+    done = [state.item.problem.key for state in store.run_problems(result.run_id) if state.done]
+    for fingerprint in (device.fingerprint, ANY_DEVICE):
+        store.forget_misses(done, device_fingerprint=fingerprint)
 
-    return JobSettings(trials=run.settings["trials"], budget_s=run.settings["budget_s"], seed=run.seed)
+
+def _given(context: typer.Context) -> dict[str, Any]:
+    """The parameters that stand on the command line, and their values."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name: context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def _as_remembered(given: dict[str, Any], counts: tuple[int, ...] | None, policy: str) -> dict[str, Any]:
+    """Options that a run remembers in another form than they are typed in."""
+    forms: dict[str, Any] = {"tokens": counts, "policy": policy}
+    return {name: forms[name] for name in forms if name in given}
 
 
 def _missed(store: Store, device: Device) -> Sequence[RunProblem]:
@@ -225,96 +238,3 @@ def _bare(problems: Sequence[Problem], device: Device) -> Sequence[RunProblem]:
     for problem in problems:
         check_memory(problem, device)
     return [RunProblem(problem) for problem in dict.fromkeys(problems)]
-
-
-def _run_to_resume(store: Store, name: str) -> Run:
-    """The run that --resume names: an id, a unique prefix of one, or `last` for the newest unfinished one."""
-    if name != "last":
-        return store.run(name)
-    for run in store.runs(limit=1000):
-        if run.status.value != "finished":
-            return run
-    raise NotFoundError("There is no unfinished run to resume.")
-
-
-def _ready_backends(device: Device, names: list[str] | None) -> dict[str, Backend]:
-    """The backends to race: those named, which must be available, else all that are.
-
-    Raises:
-        NotFoundError: an unknown name. UnsupportedError: a named one, or every one, is not available.
-    """
-    from ...kernels.backend import get_backend, load_backends
-
-    chosen = {name: get_backend(name) for name in names} if names else load_backends()
-    states = {name: backend.probe(device) for name, backend in chosen.items()}
-    reasons = [f"{name}: {state.reason}" for name, state in states.items() if not state.available]
-    if names and reasons:
-        raise UnsupportedError(f"A backend that was asked for cannot be used on {device.name}. {' '.join(reasons)}")
-    ready = {name: backend for name, backend in chosen.items() if states[name].available}
-    if not ready:
-        raise UnsupportedError(f"No backend can be used on {device.name}. {' '.join(reasons)}")
-    return ready
-
-
-@contextmanager
-def _stop_on_signals() -> Iterator[StopFlag]:
-    """The first Ctrl-C or SIGTERM asks for an orderly end, the second ends at once."""
-    from ...tuner.context import StopFlag
-
-    flag = StopFlag()
-
-    def handle(_signal: int, _frame: object) -> None:
-        if flag.requested:
-            raise KeyboardInterrupt
-        flag.requested = True
-        # The signal may have met a write to the same stream (RuntimeError), or the terminal may be gone (OSError).
-        with suppress(RuntimeError, OSError):
-            console(stderr=True).print("stopping after this trial; again to stop at once", markup=False)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield flag
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _print_result(store: Store, result: JobResult, *, as_json: bool, database: str) -> None:
-    """The winners of a run, and how to go on."""
-    from ...db.records import WinnerFilter
-
-    # Also those that another run has superseded since; of several of one problem (a resumed run) the last.
-    found = store.winners(WinnerFilter(run_id=result.run_id, current=None), limit=10_000).items
-    winners = list({winner.problem: winner for winner in found}.values())
-    states = store.run_problems(result.run_id)
-    if as_json:
-        print_json({"run": store.run(result.run_id), "problems": states, "winners": winners})
-        return
-    roles = {state.item.problem: state.item.role for state in states}
-    print_table(
-        f"Winners of run {result.run_id} ({result.status.value})",
-        ("role", "shape", "backend", "config", "time µs", "default µs", "speed-up", "tied", "trials"),
-        [_winner_row(roles.get(winner.problem, ""), winner) for winner in winners],
-        caption="speed-up is over the fastest default of any backend, re-measured in the same interleaved rounds",
-        tall=True,
-    )
-    for state in states:
-        if state.done and state.item.problem not in {winner.problem for winner in winners}:
-            print_line(f"no winner for {state.item.problem.shape}: {state.outcome}")
-    if result.status.value != "finished":
-        go_on = shlex.join(["fp4tune", "tune", "--resume", result.run_id, "--db", database])
-        print_line(f"The run was interrupted. Go on with: {go_on}")
-
-
-def _winner_row(role: str, winner: Winner) -> list[Cell]:
-    return [
-        role or "-",
-        winner.problem.shape,
-        winner.choice.backend,
-        config_text(winner.choice.config),
-        winner.choice.time_us,
-        winner.default.time_us,
-        f"{winner.speedup:.2f}x",
-        len(winner.tie_set),
-        winner.n_trials,
-    ]

@@ -202,9 +202,10 @@ def _start(kernel: Any, grid: Grid) -> Callable[..., None]:
         # A kernel is loaded on one device, and launched on whichever is current.
         if torch.cuda.current_device() != device:
             with torch.cuda.device(device):
-                return start(*arguments)
+                start(*arguments)
+            return
         # No metadata and no hooks: those are for Triton's profiler.
-        return run(x, y, z, stream_of(device), function, packed, None, None, None, *arguments)
+        run(x, y, z, stream_of(device), function, packed, None, None, None, *arguments)
 
     return start
 

@@ -72,6 +72,7 @@ def test_one_sentence_and_a_code(
     assert captured.out == ""
     lines = [line for line in captured.err.splitlines() if line.startswith("fp4tune: ")]
     assert len(lines) == 1
+    assert not list(tmp_path.iterdir()), "no database of nothing"
 
 
 @pytest.fixture

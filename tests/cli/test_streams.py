@@ -21,8 +21,9 @@ TUNE = ["--shape", "2x32x64", "--trials", "2", "--budget-s", "1", "--device", "c
 
 
 def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}  # importing readline sets it
     return subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], cwd=cwd, env={**os.environ, **environment}, capture_output=True,
+        ["bash", "-o", "pipefail", "-c", command], cwd=cwd, env={**inherited, **environment}, capture_output=True,
         text=True, check=False, timeout=120,
     )  # fmt: skip
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from fp4tune.api.cli.app import run
-from fp4tune.api.cli.tune import _print_result
+from fp4tune.api.cli.winners import print_result
 from fp4tune.db.records import Miss, RunStatus, TrialFilter
 from fp4tune.db.store import Store
 from fp4tune.kernels.problem import parse_shape
@@ -24,6 +25,21 @@ def database(tmp_path: Path) -> str:
 def tuned(database: str, *shapes: str) -> None:
     arguments = [word for shape in shapes for word in ("--shape", shape)]
     assert run(["tune", *arguments, *QUICK, "--db", database]) == 0
+
+
+@pytest.fixture(scope="module")
+def tuned_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database in which 3x64x128 is tuned, to be copied."""
+    path = tmp_path_factory.mktemp("tuned") / "t.db"
+    tuned(str(path), "3x64x128")
+    return path
+
+
+@pytest.fixture
+def with_winner(tuned_once: Path, database: str) -> str:
+    """A database of one's own in which 3x64x128 is tuned."""
+    shutil.copy(tuned_once, database)
+    return database
 
 
 def test_shapes_in_winners_out(database: str, capsys: pytest.CaptureFixture[str]):
@@ -45,38 +61,31 @@ def test_the_same_shape_twice_is_one_problem(database: str, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["run"]["n_problems"] == 1
 
 
-def test_best_tells_what_was_found(database: str, capsys: pytest.CaptureFixture[str]):
-    tuned(database, "3x64x128")
-    capsys.readouterr()
-    assert run(["best", "--shape", "3x64x128", "--db", database, "--json"]) == 0
+def test_best_tells_what_was_found(with_winner: str, capsys: pytest.CaptureFixture[str]):
+    assert run(["best", "--shape", "3x64x128", "--db", with_winner, "--json"]) == 0
     (answer,) = json.loads(capsys.readouterr().out)
     assert answer["match"] == "exact"
     assert answer["backend"] == "cpu.dequant"
-    assert run(["best", "--shape", "3x64x128", "--db", database]) == 0
+    assert run(["best", "--shape", "3x64x128", "--db", with_winner]) == 0
     assert "cpu.dequant" in capsys.readouterr().out
 
 
-def test_best_says_what_is_nearest_when_there_is_nothing(database: str, capsys: pytest.CaptureFixture[str]):
-    tuned(database, "3x64x128")
-    capsys.readouterr()
-    assert run(["best", "--shape", "3x64x256", "--db", database]) == 3
+def test_best_says_what_is_nearest_when_there_is_nothing(with_winner: str, capsys: pytest.CaptureFixture[str]):
+    assert run(["best", "--shape", "3x64x256", "--db", with_winner]) == 3
     captured = capsys.readouterr()
     assert "3x64x128" in captured.out + captured.err
 
 
-def test_runs_lists_it(database: str, capsys: pytest.CaptureFixture[str]):
-    tuned(database, "3x64x128")
-    capsys.readouterr()
-    assert run(["runs", "--db", database]) == 0
+def test_runs_lists_it(with_winner: str, capsys: pytest.CaptureFixture[str]):
+    assert run(["runs", "--db", with_winner]) == 0
     assert "finished" in capsys.readouterr().out
-    assert run(["runs", "--db", database, "--json"]) == 0
+    assert run(["runs", "--db", with_winner, "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert listed["n_done"] == 1
 
 
-def test_misses_are_worked_off_by_demand(database: str, capsys: pytest.CaptureFixture[str]):
-    tuned(database, "3x64x128")
-    with Store.open(database) as store:
+def test_misses_are_worked_off_by_demand(with_winner: str, capsys: pytest.CaptureFixture[str]):
+    with Store.open(with_winner) as store:
         (device, seen_at) = store.devices()[0]
         (environment,) = store.environments()
         fingerprints = (device.fingerprint, environment.environment.fingerprint)
@@ -84,37 +93,35 @@ def test_misses_are_worked_off_by_demand(database: str, capsys: pytest.CaptureFi
         store.add_misses([Miss(p, *fingerprints, i + 1, seen_at, seen_at) for i, p in enumerate(wanted)])
         store.add_misses([Miss(parse_shape("7x16x16"), "0" * 16, "", 9, seen_at, seen_at)])
     capsys.readouterr()
-    assert run(["tune", "--from-misses", *QUICK, "--db", database, "--json"]) == 0
+    assert run(["tune", "--from-misses", *QUICK, "--db", with_winner, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [(p["item"]["problem"]["m"]) for p in result["problems"]] == [5, 2], "most wanted first, own device only"
-    with Store.open(database) as store:
+    with Store.open(with_winner) as store:
         assert [miss.problem.m for miss in store.misses()] == [7], "the other device's demand stays"
-    assert run(["tune", "--from-misses", *QUICK, "--db", database]) == 2
+    assert run(["tune", "--from-misses", *QUICK, "--db", with_winner]) == 2
 
 
-def test_misses_that_named_no_device_are_worked_off_once(database: str, capsys: pytest.CaptureFixture[str]):
+def test_misses_that_named_no_device_are_worked_off_once(with_winner: str, capsys: pytest.CaptureFixture[str]):
     """A server on a new database can assume no device, so it counts such misses; demand is added up over both kinds."""
-    tuned(database, "3x64x128")
-    with Store.open(database) as store:
+    with Store.open(with_winner) as store:
         (device, at) = store.devices()[0]
         asked = [("2x32x64", "", 2), ("2x32x64", device.fingerprint, 2), ("5x48x64", "", 3)]
         store.add_misses([Miss(parse_shape(shape), name, "", count, at, at) for shape, name, count in asked])
     capsys.readouterr()
-    assert run(["tune", "--from-misses", *QUICK, "--db", database, "--json"]) == 0
+    assert run(["tune", "--from-misses", *QUICK, "--db", with_winner, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [p["item"]["problem"]["m"] for p in result["problems"]] == [2, 5]
-    with Store.open(database) as store:
+    with Store.open(with_winner) as store:
         assert store.misses() == []
 
 
-def test_a_shape_that_was_tuned_by_name_is_missing_no_more(database: str):
+def test_a_shape_that_was_tuned_by_name_is_missing_no_more(with_winner: str):
     """So a run of --from-misses that was interrupted may be resumed, and its demand ends with it."""
-    tuned(database, "3x64x128")
-    with Store.open(database) as store:
+    with Store.open(with_winner) as store:
         (device, at) = store.devices()[0]
         store.add_misses([Miss(parse_shape("2x32x64"), device.fingerprint, "", 1, at, at)])
-    tuned(database, "2x32x64")
-    with Store.open(database) as store:
+    tuned(with_winner, "2x32x64")
+    with Store.open(with_winner) as store:
         assert store.misses() == []
 
 
@@ -124,7 +131,7 @@ def test_a_run_shows_its_winners_although_another_run_has_superseded_them(databa
     capsys.readouterr()
     with Store.open(database) as store:
         (_, first) = store.runs()
-        _print_result(store, JobResult(first.id, first.status, 1, 1), as_json=False, database=database)
+        print_result(store, JobResult(first.id, first.status, 1, 1), as_json=False, database=database)
     shown = capsys.readouterr().out
     assert "cpu.dequant" in shown
     assert "no winner" not in shown
@@ -137,22 +144,20 @@ def test_what_needs_a_database_does_not_create_one(option: list[str], tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
-def test_resume_last_without_anything_to_resume(database: str, capsys: pytest.CaptureFixture[str]):
-    tuned(database, "3x64x128")
-    assert run(["tune", "--resume", "last", "--db", database]) == 3
+def test_resume_last_without_anything_to_resume(with_winner: str, capsys: pytest.CaptureFixture[str]):
+    assert run(["tune", "--resume", "last", "--db", with_winner]) == 3
     assert "no unfinished run" in capsys.readouterr().err
 
 
-def test_resume_takes_the_settings_of_the_run(database: str, capsys: pytest.CaptureFixture[str]):
-    tuned(database, "3x64x128")
-    with Store.open(database) as store:
+def test_resume_takes_the_settings_of_the_run(with_winner: str, capsys: pytest.CaptureFixture[str]):
+    with Store.open(with_winner) as store:
         (finished,) = store.runs()
         store.finish_run(finished.id, RunStatus.INTERRUPTED)
     capsys.readouterr()
-    assert run(["tune", "--resume", finished.id[:10], "--device", "cpu", "--db", database, "--json"]) == 0
+    assert run(["tune", "--resume", finished.id[:10], "--device", "cpu", "--db", with_winner, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["run"]["settings"]["trials"] == 4
-    with Store.open(database) as store:
+    with Store.open(with_winner) as store:
         assert len(store.trials(TrialFilter(run_id=finished.id), limit=100).items) == result["run"]["n_trials"]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import fake_driver
 import pytest
 from fp4tune.kernels import _host
 from fp4tune.kernels.backend import Availability, load_backends
-from fp4tune.kernels.device import Device, cublas_version, current_environment, detect, driver_version
+from fp4tune.kernels.device import Device, cublas_version, current_environment, detect, device_uuid, driver_version
 from fp4tune.kernels.errors import Fp4tuneError, InvalidInputError, NotFoundError
 
 GIB = 1 << 30
@@ -122,59 +123,170 @@ def test_names_that_are_no_device(name):
         detect(name)
 
 
-class FakeCuda:
-    """The part of torch that detection reads, for a machine with `count` devices."""
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    """A CUDA driver's library that says what FAKE_CUDA_* say."""
+    return str(fake_driver.build(tmp_path_factory.mktemp("driver")))
 
-    def __init__(self, count, build="13.0"):
-        self.__version__ = "2.11.0"
-        self.version = type("version", (), {"cuda": build})
-        properties = type(
-            "properties", (),
-            {"name": "NVIDIA H200", "major": 9, "minor": 0, "multi_processor_count": 132, "total_memory": 140 * GIB,
-             "L2_cache_size": 50 << 20},
-        )  # fmt: skip
-        self.cuda = type(
-            "cuda", (),
-            {"is_available": staticmethod(lambda: count > 0), "device_count": staticmethod(lambda: count),
-             "get_device_properties": staticmethod(lambda index: properties)},
-        )  # fmt: skip
+
+@pytest.fixture
+def card(monkeypatch, library):
+    """Sets what the driver says, and which torch is installed. Returns the driver's library."""
+
+    def make(*, build="13.0", **says):
+        torch = type("torch", (), {"__version__": "2.11.0", "version": type("version", (), {"cuda": build})})
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        for name, value in says.items():
+            monkeypatch.setenv(f"FAKE_CUDA_{name.upper()}", str(value))
+        return library
+
+    return make
+
+
+def refusal(name, library):
+    with pytest.raises(NotFoundError) as caught:
+        detect(name, library=library)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("count", "name", "said"),
     [
-        (0, "cuda", "There is no device cuda: PyTorch 2.11.0 (CUDA 13.0) sees no CUDA device."),
-        (0, "cuda:1", "There is no device cuda:1: PyTorch 2.11.0 (CUDA 13.0) sees no CUDA device."),
-        (1, "cuda:1", "There is no device cuda:1: PyTorch sees only cuda:0."),
-        (2, "cuda:5", "There is no device cuda:5: PyTorch sees cuda:0 to cuda:1."),
-        (2, "cuda", "There are 2 CUDA devices: write one of cuda:0 to cuda:1."),
+        (0, "cuda", "There is no device cuda: the NVIDIA driver shows none."),
+        (0, "cuda:1", "There is no device cuda:1: the NVIDIA driver shows none."),
+        (1, "cuda:1", "There is no device cuda:1: the driver shows only cuda:0."),
+        (2, "cuda:5", "There is no device cuda:5: the driver shows cuda:0 to cuda:1."),
     ],
 )
-def test_a_device_that_is_not_there_or_not_one(monkeypatch, count, name, said):
-    monkeypatch.setitem(sys.modules, "torch", FakeCuda(count))
-    with pytest.raises(NotFoundError) as caught:
-        detect(name)
-    assert str(caught.value) == said
+def test_a_device_that_is_not_there(card, count, name, said):
+    assert refusal(name, card(count=count)) == said
 
 
-@pytest.mark.parametrize("name", ["auto", "cuda:1", "cuda:0"])
-def test_cuda_devices_as_torch_describes_them(monkeypatch, name):
-    monkeypatch.setitem(sys.modules, "torch", FakeCuda(2))
-    device = detect(name)
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_of_several_devices_none_is_picked_silently(card, name):
+    said = refusal(name, card(count=2))
+    assert said == (
+        "There are 2 CUDA devices, so one must be named with --device: cuda:0 (NVIDIA H200), cuda:1 (NVIDIA H200)."
+    )
+
+
+def test_hidden_devices_are_said_to_be_hidden(card, monkeypatch):
+    library = card(init=100)
+    assert refusal("cuda", library).endswith("the NVIDIA driver shows none.")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert refusal("cuda", library).endswith("the NVIDIA driver shows none, and CUDA_VISIBLE_DEVICES is ''.")
+    assert detect("auto", library=library).kind == "cpu"
+
+
+def test_no_driver(card, machine, monkeypatch, tmp_path):
+    card()
+    missing = str(tmp_path / "libcuda.so.1")
+    monkeypatch.setattr(_host, "nvidia_driver_version", lambda: "")
+    assert "there is no NVIDIA driver" in refusal("cuda:0", missing)
+    monkeypatch.setattr(_host, "nvidia_driver_version", lambda: "580.65.06")
+    assert "kernel module 580.65.06 is loaded, and the driver's library libcuda.so.1 is not here" in refusal(
+        "cuda", missing
+    )
+    assert detect("auto", library=missing).kind == "cpu"
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda", "cuda:0"])
+def test_a_driver_too_old_for_torch(card, monkeypatch, name):
+    monkeypatch.setattr(_host, "nvidia_driver_version", lambda: "550.54.15")
+    said = refusal(name, card(version=12040))
+    assert "driver 550.54.15 is too old for PyTorch 2.11.0: it supports CUDA up to 12.4" in said
+    assert "built for CUDA 13.0. Update the driver" in said
+
+
+@pytest.mark.parametrize(("driver", "build"), [(13000, "13.0"), (13000, "13.2"), (13020, "12.8"), (12020, "12.8")])
+def test_a_driver_runs_older_builds_and_every_minor_version_of_its_own(card, driver, build):
+    assert detect("cuda", library=card(version=driver, build=build)).kind == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (802, "nvidia-fabricmanager must run"),
+        (803, "of different versions: reload the module or reboot"),
+        (999, "unknown error (999)"),
+        (7, "error 7"),
+    ],
+)
+def test_a_driver_that_cannot_be_initialised(card, code, says):
+    library = card(init=code)
+    assert says in refusal("cuda", library)
+    assert refusal("auto", library).endswith("Or use --device cpu."), "a broken card is not passed over silently"
+
+
+def test_a_card_that_torch_cannot_use(card, monkeypatch):
+    library = card(build=None)
+    assert "PyTorch 2.11.0 was built without CUDA; install a build for CUDA 13" in refusal("cuda", library)
+    assert "was built without CUDA" in refusal("auto", library)
+    assert detect("cpu", library=library).kind == "cpu"
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "install fp4tune[cuda]" in refusal("auto", library)
+
+
+@pytest.mark.parametrize("name", ["cuda:1", "cuda:0"])
+def test_cuda_devices_as_the_driver_describes_them(card, name):
+    library = card(count=2)
+    device = detect(name, library=library)
     assert device.name == "NVIDIA H200"
     assert (device.compute_capability, device.sms, device.l2_bytes) == ("9.0", 132, 50 << 20)
-    assert device.torch_device == ("cuda:1" if name == "cuda:1" else "cuda:0")
-    assert device.fingerprint == detect("cuda:0").fingerprint, "equal cards are equal wherever they are plugged in"
+    assert device.memory_bytes == 140 * GIB
+    assert device.torch_device == name
+    assert not device.is_slice
+    assert device.fingerprint == detect("cuda:0", library=library).fingerprint, (
+        "equal cards are equal wherever they are"
+    )
+    assert device_uuid(device, library=library) == f"GPU-0a000000-0000-0000-0000-00000000000{name[-1]}"
+
+
+def test_a_uuid_that_nobody_knows(card, tmp_path):
+    library = card(uuid_error=1)
+    device = detect("cuda", library=library)
+    assert device_uuid(device, library=library) == ""
+    assert device_uuid(device, library=str(tmp_path / "none.so")) == ""
+    assert device_uuid(detect("cpu"), library=library) == ""
+
+
+def test_a_slice_is_another_device_than_its_card(card, monkeypatch):
+    library = card()
+    whole = detect("cuda", library=library)
+    monkeypatch.setenv("FAKE_CUDA_NAME", "NVIDIA H200 MIG 1g.18gb")
+    monkeypatch.setenv("FAKE_CUDA_SMS", "16")
+    monkeypatch.setenv("FAKE_CUDA_GIB", "16")
+    part = detect("cuda", library=library)
+    assert part.is_slice
+    assert part.fingerprint != whole.fingerprint
+    assert device_uuid(part, library=library).startswith("MIG-")
+
+
+def test_a_slice_is_known_by_nvml_where_its_name_does_not_say_so(card, monkeypatch):
+    library = card()
+    whole = detect("cuda", library=library)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml("MIG-0a000000-0000-0000-0000-000000000000"))
+    part = detect("cuda", library=library)
+    assert part.is_slice
+    assert part.fingerprint != whole.fingerprint
+    assert part.power_limit_w == 700.0, "that of the whole card"
+
+
+def test_a_card_in_mig_mode_without_a_slice(card, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml("GPU-0a1b", mig=True))
+    assert "a card is in MIG mode and has no slice" in refusal("cuda", card(count=0))
 
 
 class FakeNvml:
-    """NVML's bindings for one card. Old ones return bytes."""
+    """NVML's bindings for one card or slice. Old ones return bytes."""
 
     class NVMLError(Exception):
         pass
 
-    def __init__(self, uuid):
+    def __init__(self, uuid, *, mig=False):
         self.uuid = uuid
+        self.mig = mig
         self.open = 0
 
     def nvmlInit(self):  # noqa: N802 - NVML's name
@@ -186,26 +298,38 @@ class FakeNvml:
     def nvmlSystemGetDriverVersion(self):  # noqa: N802 - NVML's name
         return b"580.65.06"
 
+    def nvmlDeviceGetCount(self):  # noqa: N802 - NVML's name
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802 - NVML's name
+        return "handle"
+
+    def nvmlDeviceGetMigMode(self, handle):  # noqa: N802 - NVML's name
+        return [int(self.mig), int(self.mig)]
+
     def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802 - NVML's name
         if uuid != self.uuid:
             raise self.NVMLError("Not Found")
-        return "handle"
+        return "slice" if uuid.startswith("MIG-") else "handle"
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle):  # noqa: N802 - NVML's name
+        return {"slice": "parent"}[handle]
 
     def nvmlDeviceGetEnforcedPowerLimit(self, handle):  # noqa: N802 - NVML's name
-        return {"handle": 600_000}[handle]
+        return {"handle": 600_000, "parent": 700_000}[handle]
 
 
-@pytest.mark.parametrize(("uuid", "power_limit_w"), [("GPU-0a1b", 600.0), ("GPU-other", 0.0)])
-def test_the_power_limit_is_that_of_the_card_with_this_uuid(monkeypatch, uuid, power_limit_w):
-    torch, nvml = FakeCuda(1), FakeNvml("GPU-0a1b")
-    torch.cuda.get_device_properties(0).uuid = uuid.removeprefix("GPU-")
-    monkeypatch.setitem(sys.modules, "torch", torch)
+@pytest.mark.parametrize(
+    ("uuid", "power_limit_w"), [("GPU-0a000000-0000-0000-0000-000000000000", 600.0), ("GPU-other", 0.0)]
+)
+def test_the_power_limit_is_that_of_the_card_with_this_uuid(card, monkeypatch, uuid, power_limit_w):
+    nvml = FakeNvml(uuid)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert detect("cuda:0").power_limit_w == power_limit_w
+    assert detect("cuda:0", library=card()).power_limit_w == power_limit_w
     assert nvml.open == 0, "NVML was not shut down"
 
 
-def test_the_driver_is_read_from_nvml_where_the_kernel_module_is_hidden(monkeypatch, tmp_path):
+def test_the_driver_is_read_from_nvml_where_the_kernel_module_is_hidden(monkeypatch):
     monkeypatch.setattr(_host, "nvidia_driver_version", lambda: "")
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml("GPU-0a1b"))
     assert driver_version() == "580.65.06"
@@ -219,30 +343,21 @@ def test_cublas_is_what_this_process_has_loaded(monkeypatch, machine):
     assert cublas_version() == ""
 
 
-def test_auto_is_the_cpu_without_cuda(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", FakeCuda(0))
-    assert detect("auto").kind == "cpu"
-    monkeypatch.setitem(sys.modules, "torch", FakeCuda(0, build=None))
-    assert detect("auto").kind == "cpu"
-    with pytest.raises(NotFoundError, match="was built without CUDA"):
-        detect("cuda")
-
-
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None  # makes `import torch` fail as if it were not installed
 from fp4tune.kernels.backend import load_backends
 from fp4tune.kernels.device import current_environment, detect
 from fp4tune.kernels.errors import NotFoundError
-cpu = detect()
+cpu = detect(library="no-such-driver.so")
 assert cpu.kind == "cpu" and cpu == detect("cpu")
 backends = load_backends()
 assert all(not b.probe(cpu).available and b.probe(cpu).reason for b in backends.values())
 assert current_environment(cpu, backends.values()).versions == {}
 try:
-    detect("cuda:0")
+    detect("cuda:0", library="no-such-driver.so")
 except NotFoundError as error:
-    assert "install fp4tune[cuda]" in str(error), error
+    assert "no device cuda:0" in str(error), error
 else:
     raise AssertionError
 """

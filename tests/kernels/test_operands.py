@@ -310,6 +310,7 @@ def test_as_many_sets_as_half_of_the_free_memory_holds(memory):
         assert held <= (kib << 10) / 2
         sizes.append(len(sets))
     assert 1 < sizes[0] < sizes[1] < sizes[2]
+    assert [len(operand_sets(o, device, sharing=n)) for n in (1, 2, 4)] == sizes[::-1], "others take theirs"
 
 
 def test_a_tiny_problem_does_not_need_thousands_of_sets_and_an_empty_one_needs_one(memory):

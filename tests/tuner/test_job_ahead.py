@@ -117,6 +117,34 @@ def test_before_the_finals_of_a_problem_the_next_ones_first_candidates_are_annou
     assert candidate_key(Candidate("test.reference", {"fault": "none"})) in announced
 
 
+def test_they_are_announced_as_soon_as_compilers_run_out_of_work(store: Store, cpu: Device):
+    executor = ahead(cpu, 4, CpuDequant())
+    job(store, cpu, CpuDequant(), executor=executor).start([RunProblem(DENSE), RunProblem(GROUPED)])
+    assert executor.in_flight_then == [3], "the last ones are still to be measured"
+
+
+def test_a_resumed_problem_has_the_seconds_that_are_left_of_its_budget(store: Store, cpu: Device):
+    stop = StopFlag()
+
+    def stop_after_one(event: events.Event) -> None:
+        stop.requested = stop.requested or isinstance(event, events.TrialDone)
+
+    backend = FaultyBackend(default_fault="slow")  # 20 ms a call: its trial takes a tenth of a second at least
+    settings = replace(QUICK, budget_s=0.06)
+    result = job(store, cpu, backend, settings=settings, stop=stop, tell=stop_after_one).start([RunProblem(DENSE)])
+    job(store, cpu, backend, settings=settings).resume(result.run_id)
+    tried = [t.config["fault"] for t in trials_of(store, result.run_id) if t.origin is not Origin.FINAL]
+    assert tried == ["slow"], "the default took all of them"
+
+
+def test_nothing_is_announced_after_a_stop(store: Store, cpu: Device):
+    stop = StopFlag()
+    stop.requested = True
+    executor = ahead(cpu, 4, CpuDequant())
+    job(store, cpu, CpuDequant(), executor=executor, stop=stop).start([RunProblem(DENSE), RunProblem(GROUPED)])
+    assert executor.prefetched == []
+
+
 # --- baselines ---------------------------------------------------------------------------------------------------
 
 

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from fp4tune.db.records import Conditions
-from fp4tune.tuner.measure import HOPELESS_SAMPLES, SLOW_SAMPLES, Effort, take_sample, take_samples
+from fp4tune.tuner.measure import (
+    FINALIST_FACTOR,
+    HOPELESS_SAMPLES,
+    SLOW_SAMPLES,
+    Effort,
+    take_sample,
+    take_samples,
+)
 
 EFFORT = Effort(warmup_s=0.0, min_samples=6, max_samples=50, target_half_width=0.01, budget_s=60.0)
 
@@ -69,9 +77,19 @@ def test_it_warms_up_first_and_releases_nothing():
 def test_a_hopeless_config_is_given_up_and_still_has_a_timing():
     timing = take_samples(Scripted(1000.0, 0.2), EFFORT, best_us=100.0).timing
     assert timing.n_samples == HOPELESS_SAMPLES
-    never = Effort(warmup_s=0.0, min_samples=6, max_samples=50, budget_s=60.0, hopeless_factor=0)
+    never = replace(EFFORT, hopeless_factor=0, far_factor=0)
     assert take_samples(Scripted(1000.0, 0.2), never, best_us=100.0).timing.n_samples == 50
-    assert take_samples(Scripted(150.0, 0.2), EFFORT, best_us=100.0).timing.n_samples == 50
+    assert take_samples(Scripted(105.0, 0.2), EFFORT, best_us=100.0).timing.n_samples == 50
+
+
+def test_a_config_that_is_no_finalist_for_sure_is_not_measured_any_better():
+    far = take_samples(Scripted(150.0, 0.05), EFFORT, best_us=100.0).timing
+    assert far.n_samples == EFFORT.min_samples
+    assert far.time_us_low > FINALIST_FACTOR * 100.0
+    unsure = take_samples(Scripted(118.0, 0.1), EFFORT, best_us=100.0).timing
+    assert unsure.n_samples > EFFORT.min_samples, "some of its samples are below"
+    assert unsure.n_samples == EFFORT.max_samples or unsure.time_us_low > FINALIST_FACTOR * 100.0
+    assert take_samples(Scripted(150.0, 0.05), EFFORT).timing.n_samples == 50, "far from nothing"
 
 
 def test_median_and_samples_are_those_of_the_clock():

@@ -151,6 +151,35 @@ def test_slow_calls_are_made_now_and_then_only(nvml, now):
     assert nvml.asked.count("event reasons") == 22 - 10, "what was read after a sample is fresh before the next"
 
 
+def test_a_driver_that_answers_slowly_takes_a_tenth_of_the_time_at_most(nvml, now):
+    asking = 0.0
+
+    def slowly(ask, name, value):
+        nonlocal asking
+        now.s += 0.004
+        asking += 0.004
+        return ask(name, value)
+
+    real = nvml._ask
+    nvml._ask = lambda name, value: slowly(real, name, value)
+    monitor, begin = NvmlMonitor(nvml, "card", now=now), now.s
+    watches = [monitor.watch() for _ in range(4)]
+    for _ in range(500):
+        for watch in watches:
+            sample(watch, now, seconds=0.002, pause=0.0)
+    assert asking < 0.25 * (now.s - begin), "a tenth for each kind of figure, and a first look at every config"
+    assert nvml.asked.count("power") > len(watches), "and still it is asked"
+    assert all(watch.conditions().temperature_c == 45 for watch in watches)
+    late = [monitor.watch() for _ in range(2)]
+    for watch in late:
+        sample(watch, now, seconds=0.002, pause=0.0)
+    assert all(watch.conditions().temperature_c == 45 for watch in late), "a config of one sample is looked at, too"
+    nvml.bits = 0x4
+    for _ in range(50):
+        sample(watches[0], now, seconds=0.002, pause=0.0)
+    assert watches[0].conditions().throttle_reasons == ("sw_power_cap",)
+
+
 def test_a_card_that_does_not_say_is_not_asked_again(nvml, now):
     nvml.broken = {"power", "temperature"}
     watch = NvmlMonitor(nvml, "card", now=now).watch()

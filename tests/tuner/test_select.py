@@ -5,7 +5,8 @@ import random
 from fp4tune.db.records import Timing, TrialStatus
 from fp4tune.kernels.backend import Parameter, Space
 from fp4tune.tuner.executor import Candidate, Evaluation
-from fp4tune.tuner.select import FINALIST_FACTOR, MAX_BASELINES, MAX_FINALISTS, Searched, finalists, select
+from fp4tune.tuner.measure import FINALIST_FACTOR
+from fp4tune.tuner.select import MAX_BASELINES, MAX_FINALISTS, Searched, finalists, select
 from fp4tune.tuner.stats import median_interval
 
 SPACE = Space((Parameter("tile", (128, 64, 32, 16)),))

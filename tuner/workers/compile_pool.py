@@ -87,7 +87,8 @@ class CompilePool:
 
     Args:
         backends: whose configs. device: what for.
-        max_workers: most processes; None for what the machine allows: cores less one, and memory.
+        max_workers: most processes; None for what the machine allows: cores less two (one for the worker that
+            measures, one for the tuner), and memory.
         memory_bytes: what all of them may take together; None for three quarters of what is free now.
         deadline_s: what one config may take, in seconds.
         sys_path: entries for the processes' `sys.path`; None for this process's.
@@ -111,7 +112,7 @@ class CompilePool:
         preload: Sequence[str] = ("torch",),
     ) -> None:
         memory = int(free_bytes() * MEMORY_PART) if memory_bytes is None else memory_bytes
-        most = min(MOST, usable_cores() - 1) if max_workers is None else max_workers
+        most = min(MOST, usable_cores() - 2) if max_workers is None else max_workers
         self.size = max(1, min(most, memory // ASSUMED_BYTES))
         self.share_bytes = memory // self.size
         self.refused = unwritable({family(name) for name in backends})
@@ -150,10 +151,15 @@ class CompilePool:
                 raise RuntimeError("the pool is closed")
             self._unfinished += 1
             if len(self._threads) < min(self.size, self._unfinished):
-                self._threads.append(threading.Thread(target=self._work, name="fp4tune-compile", daemon=True))
-                self._threads[-1].start()
+                self._add_thread(warm=False)
         self._jobs.put((_URGENT if urgent else _LATER, next(self._count), job))
         return job.future
+
+    def warm(self) -> None:
+        """Start every process now, without waiting: the first configs then find them with their imports done."""
+        with self._lock:
+            while not self._closed and len(self._threads) < self.size:
+                self._add_thread(warm=True)
 
     def close(self) -> None:
         """Drop what has not begun, end what has."""
@@ -173,9 +179,17 @@ class CompilePool:
                 worker.kill()
             time.sleep(0.01)  # one that was just being started is in the set a moment later
 
-    def _work(self) -> None:
+    def _add_thread(self, *, warm: bool) -> None:
+        """One more; the lock is held. `warm`: it starts its process before it has a config for it."""
+        self._threads.append(threading.Thread(target=self._work, args=(warm,), name="fp4tune-compile", daemon=True))
+        self._threads[-1].start()
+
+    def _work(self, warm: bool) -> None:  # noqa: FBT001 - a thread's arguments have no names
         """What each thread does: it owns one process at a time, and waits where the tuner must not."""
         worker: WorkerProcess | None = None
+        if warm:
+            with contextlib.suppress(Exception):  # the first config meets the same, and says so
+                worker = self._begin()
         while (job := self._jobs.get()[2]) is not None:
             if job.future.set_running_or_notify_cancel():
                 try:

@@ -65,8 +65,8 @@ class WorkerExecutor:
         lock: the right to use the device, held by whoever made this; given back by `shutdown`.
         workbench: what runs configs inside a worker, `package.module:Class`.
         preload: modules that a process imports before it is needed.
-        spare: whether to keep a process ready in case a worker dies; None for GPUs alone, because on a CPU its start
-            disturbs what is timed.
+        spare: whether to start processes before they are needed: every family's and every compiler at once, and later
+            one in case a worker dies. None for GPUs alone, because on a CPU their start disturbs what is timed.
 
     Attributes:
         policy: as above. lookahead: see Executor.
@@ -96,7 +96,9 @@ class WorkerExecutor:
         self._prefetched: dict[Key, futures.Future[Compiled]] = {}
         self._compiled: dict[Key, Compiled] = {}
         spec = spec_of(backends)
-        self._spares = Spares(preload, keep=device.kind == "cuda" if spare is None else spare)
+        names = sorted({family(backend) for backend in backends})
+        is_ahead = device.kind == "cuda" if spare is None else spare
+        self._spares = Spares(preload, keep=is_ahead, first=len(names))
         self._families = Families(
             device,
             [
@@ -106,11 +108,12 @@ class WorkerExecutor:
                     device=device,
                     policy=policy,
                     workbench=workbench,
+                    sharing=len(names),
                     sys_path=own_sys_path(),
                     spares=self._spares,
                     deadlines=deadlines or Deadlines(),
                 )
-                for name in sorted({family(backend) for backend in backends})
+                for name in names
             ],
         )
         self._compiling = frozenset(name for name, backend in backends.items() if isinstance(backend, Compiling))
@@ -119,6 +122,8 @@ class WorkerExecutor:
             self._pool = CompilePool(
                 to_compile, device, max_workers=compile_workers, deadline_s=compile_s, preload=preload
             )
+            if is_ahead:
+                self._pool.warm()
         self.refused = dict(self._pool.refused) if self._pool else {}
         self.lookahead = self._pool.size + AHEAD if self._pool else AHEAD
 

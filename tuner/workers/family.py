@@ -76,29 +76,34 @@ class Spares:
     Args:
         preload: modules that a process imports before its first request.
         keep: whether to have a spare; importing it takes a core for some seconds.
+        first: how many to have at the beginning, when so many are going to be taken at once.
     """
 
-    def __init__(self, preload: Sequence[str], *, keep: bool) -> None:
+    def __init__(self, preload: Sequence[str], *, keep: bool, first: int = 1) -> None:
         self._preload = tuple(preload)
         self._keep = keep
-        self._spare = self._make() if keep else None
+        self._spares = [self._make() for _ in range(max(1, first))] if keep else []
 
     def take(self, label: str) -> WorkerProcess:
         """A process that lives and waits for `start`."""
-        taken, self._spare = self._spare, None
-        if taken is None or not taken.alive:
+        taken: WorkerProcess | None = None
+        while taken is None and self._spares:
+            taken = self._spares.pop(0)
+            if not taken.alive:
+                taken.kill()
+                taken = None
+        if taken is None:
             taken = self._make()
         taken.label = label
-        if self._keep:
-            self._spare = self._make()
+        if self._keep and not self._spares:
+            self._spares.append(self._make())
         return taken
 
     def close(self) -> None:
-        """End the spare. May be called twice."""
+        """End what was not taken. May be called twice."""
         self._keep = False
-        if self._spare is not None:
-            self._spare.kill()
-            self._spare = None
+        while self._spares:
+            self._spares.pop().kill()
 
     def _make(self) -> WorkerProcess:
         return WorkerProcess("fp4tune worker", environment=ONE_JOB, preload=self._preload)
@@ -110,6 +115,7 @@ class FamilyWorker:
     Args:
         name: of the family.
         spec: its backends. device: where. policy: how to measure. workbench: class of the workbench.
+        sharing: families that have a worker on the device, this one included.
         sys_path: entries for the process's `sys.path`.
         spares: makes processes. deadlines: of every request.
 
@@ -128,6 +134,7 @@ class FamilyWorker:
         device: Device,
         policy: str,
         workbench: str,
+        sharing: int,
         sys_path: Sequence[str],
         spares: Spares,
         deadlines: Deadlines,
@@ -137,7 +144,7 @@ class FamilyWorker:
         self.previous: Candidate | None = None
         self.is_opening = False
         self.is_open = False
-        self._arguments = (device, dict(spec), policy, workbench)
+        self._arguments = (device, dict(spec), policy, workbench, sharing)
         self._sys_path = list(sys_path)
         self._spares = spares
         self._deadlines = deadlines

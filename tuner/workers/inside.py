@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ WORKBENCH = "fp4tune.tuner.workbench:Workbench"
 COMPILER = "fp4tune.tuner.workers.inside:Compiler"
 BENCH = "fp4tune.tuner.workers.inside:Bench"
 
+NICENESS = 10
+"""Of a compiling process: who measures, and launches kernels for it, goes first where there are too few cores."""
+
 
 class Bench:
     """A workbench that knows when its process has become useless.
@@ -34,11 +38,14 @@ class Bench:
     Args:
         device: where. backends: what. policy: how to measure.
         workbench: class of the workbench, `package.module:Name`.
+        sharing: workers that have the same problem open on the device, this one included.
     """
 
-    def __init__(self, device: Device, backends: BackendSpec, policy: str, workbench: str = WORKBENCH) -> None:
+    def __init__(
+        self, device: Device, backends: BackendSpec, policy: str, workbench: str = WORKBENCH, sharing: int = 1
+    ) -> None:
         self._device = device
-        self._bench: Any = resolve(workbench)(device, build(backends), policy)
+        self._bench: Any = resolve(workbench)(device, build(backends), policy, sharing=sharing)
 
     def open(self, problem: Problem, seed: int) -> None:
         """See Workbench."""
@@ -126,6 +133,7 @@ class Compiler:
     """
 
     def __init__(self, device: Device, backends: BackendSpec) -> None:
+        os.nice(NICENESS)
         self._device = device
         self._spec = backends
 

@@ -195,9 +195,11 @@ class WorkerProcess:
         """
         while number not in self._answers:
             left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            # An answer that came in time counts, however late it is fetched: this process may have been stopped
+            # (Ctrl-Z), or have waited for something else.
+            if left_s <= 0 and not _readable(self._channel, 0):
                 raise WorkerTimeoutError(self.label, method, allowed_s)
-            self._wait(min(left_s, TICK_S), method)
+            self._wait(max(0.0, min(left_s, TICK_S)), method)
             if watch is not None:
                 watch()
         succeeded, value = self._answers.pop(number)

@@ -52,6 +52,16 @@ def test_a_request_that_takes_too_long_is_a_timeout_and_the_worker_can_be_killed
     assert worker_faults.gone_within([worker.pid], 5)
 
 
+def test_an_answer_that_is_there_counts_however_late_it_is_fetched(worker: WorkerProcess):
+    """As after Ctrl-Z, or after a minute of waiting for a compiler."""
+    number = worker.send("flood", 3)  # what it prints is no answer
+    time.sleep(1)
+    assert worker.receive(number, "flood", deadline=time.monotonic() - 60, allowed_s=0.1) == "done"
+    number = worker.send("sleep", 60)
+    with pytest.raises(WorkerTimeoutError):
+        worker.receive(number, "sleep", deadline=time.monotonic() - 60, allowed_s=0.1)
+
+
 def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_another(worker: WorkerProcess):
     def interrupt() -> None:
         raise KeyboardInterrupt

@@ -20,6 +20,7 @@ from fp4tune.tuner.executor import Candidate, Evaluation
 from fp4tune.tuner.measure import Effort
 from fp4tune.tuner.workers.executor import WorkerExecutor
 from fp4tune.tuner.workers.family import Deadlines
+from fp4tune.tuner.workers.inside import Bench
 from worker_faults import DEVICE, Big, Broken, Dead, Faulty, FaultyCompiler, Good
 
 DENSE = parse_shape("3x48x64")
@@ -243,6 +244,25 @@ def test_output_without_end_does_no_harm(make: Make):
     assert run(executor, bad("floods"))[0].status is TrialStatus.OK
 
 
+def test_families_that_share_a_device_know_how_many_they_are(make: Make):
+    executor = make(Faulty(), Good())
+    executor.open(DENSE, 0)
+    run(executor, FINE)
+    assert executor._families["bad"]._arguments[-1] == 2
+    assert Bench(DEVICE, {}, "test", "worker_faults:StandInWorkbench", 2)._bench.sharing == 2
+
+
+def test_a_spare_that_died_is_not_given_out(make: Make):
+    before = set(worker_faults.processes())
+    executor = make(Faulty(), Good(), spare=True)
+    spares = worker_faults.appear_within(before, 2, 10)
+    assert len(executor._spares._spares) == len(spares) == 2, "one for each family"
+    os.kill(executor._spares._spares[0].pid, signal.SIGKILL)
+    executor.open(DENSE, 0)
+    assert [r.status for r in run(executor, FINE, GOOD)] == [TrialStatus.OK, TrialStatus.OK]
+    assert len(executor._spares._spares) == 1, "one for whoever dies"
+
+
 # The rounds
 
 
@@ -277,6 +297,16 @@ def test_a_worker_lost_in_the_rounds_costs_the_culprit_alone(make: Make, fault: 
     culprit, other, elsewhere = executor.rounds([bad(fault), FINE, GOOD], n_rounds=60, budget_s=60, seed=1)
     assert culprit.status is status
     assert len(other.timing.samples_us) == len(elsewhere.timing.samples_us) == 60, "sample i is of round i"
+
+
+def test_deaths_in_the_rounds_lead_to_quarantine_too(make: Make):
+    executor = make(Faulty())
+    executor.open(DENSE, 0)
+    killer = bad("sigsegv")
+    errors = [executor.rounds([killer, FINE], n_rounds=6, budget_s=0, seed=1)[0].error for _ in range(3)]
+    assert ["not run again" in error for error in errors] == [False, False, True]
+    (searched,) = run(executor, killer)
+    assert "ended its worker 2 times" in searched.error
 
 
 def test_a_config_that_dies_at_entering_is_dropped(make: Make):
@@ -331,6 +361,16 @@ def test_prefetched_configs_are_compiled_once_and_give_way_to_what_is_submitted(
     assert sum(future.done() for future in executor._prefetched.values()) < len(later), "it was put in front"
     executor.open(OTHER, 0)
     assert all(r.status is TrialStatus.OK and r.facts for r in run(executor, *later))
+
+
+def test_what_was_prefetched_and_is_wanted_now_goes_in_front(make: Make):
+    executor = make(FaultyCompiler(), compile_workers=1)
+    later = [compiled("slow", n=n) for n in range(8)]
+    executor.prefetch(OTHER, later)
+    executor.open(OTHER, 0)
+    (wanted,) = run(executor, later[-1])
+    assert wanted.status is TrialStatus.OK
+    assert sum(future.done() for future in executor._prefetched.values()) < len(later) - 1
 
 
 def test_closing_forgets_what_was_submitted(make: Make):

@@ -1,0 +1,54 @@
+"""The command that a run was started with, put together again from what the run remembers."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...db.records import Run, RunProblem
+
+
+def command_of(run: Run, items: list[RunProblem]) -> str:
+    """`fp4tune tune qwen3.5-397b-a17b-nvfp4 --tp 8 ...`. Of a path only the last part: the rest is somebody's machine.
+
+    Args:
+        run: the run.
+        items: its problems, which stand for themselves if there is no checkpoint.
+    """
+    words = ["fp4tune", "tune"]
+    if run.checkpoint:
+        words.append(Path(run.checkpoint).name)
+    else:
+        words += [word for item in items for word in ("--shape", item.problem.shape)]
+        words += [word for name in ("format", "out_dtype", "routing") for word in _field(name, items)]
+    words += _settings(run)
+    return shlex.join(words)
+
+
+def _field(name: str, items: list[RunProblem]) -> Iterator[str]:
+    """The option of bare shapes for a field that is not at its default in one of them."""
+    values = {getattr(item.problem, name).value for item in items}
+    defaults = {"format": "nvfp4", "out_dtype": "bf16", "routing": "uniform"}
+    for value in sorted(values - {defaults[name]}):
+        yield from (f"--{name.replace('_', '-')}", value)
+
+
+def _settings(run: Run) -> Iterator[str]:
+    """Options by what the run remembers; those that stand at their default are left out."""
+    settings = run.settings
+    defaults = {"tp": 1, "ep": 1, "budget_s": 30.0, "trials": 64}
+    for name, default in defaults.items():
+        if settings.get(name, default) not in (default, None):
+            yield from (f"--{name.replace('_', '-')}", f"{settings[name]:g}")
+    if settings.get("tokens"):
+        yield from ("--tokens", ",".join(map(str, settings["tokens"])))
+    for name in ("phases", "roles"):
+        for value in settings.get(name) or []:
+            yield from (f"--{name[:-1]}", str(value))
+    if settings.get("bf16"):
+        yield "--bf16"
+    if run.seed:
+        yield from ("--seed", str(run.seed))
+    if settings.get("policy") == "cuda.eager":
+        yield from ("--policy", "eager")
