@@ -36,11 +36,11 @@ by chance where partial sums cancel, and a kernel that adds its splits up in the
 ship it) errs by more there: tiles of one row of 128 were seen at 1.2 to 1.4 bounds on an H200, and are allowed 1.7. One
 wrong element of typical size is off by sqrt(2/n) of the tile, 0.125 at n = 128, so it is still found in any tile."""
 
-_ELEMENT_REL, _ELEMENT_RMS = 2.0, 8.0
+ELEMENT_REL, ELEMENT_RMS = 2.0, 8.0
 """An element may differ from its reference by 2 bounds of it (2.6 units in the last place of BF16, the worst of two
 roundings being 2) plus 8 bounds of the tile's root mean square (for split-K, whose partial sums are rounded too)."""
 
-_FLOOR = 1e-2
+FLOOR = 1e-2
 """A tile whose reference is smaller than this part of the whole is judged against this part: a tile of a few elements
 can be nearly zero by cancellation, and its relative error then says nothing."""
 
@@ -216,7 +216,7 @@ class _Tiles:
     @staticmethod
     def of(chunk: _Chunk, difference: torch.Tensor, bound: float) -> _Tiles:
         """Reduce a chunk to its tiles."""
-        excess = difference.abs() - _ELEMENT_REL * bound * chunk.expected.abs()
+        excess = difference.abs() - ELEMENT_REL * bound * chunk.expected.abs()
         return _Tiles(
             chunk,
             _reduce(torch.ones_like(difference), "sum").cpu(),
@@ -241,17 +241,17 @@ def _judge(tiles: list[_Tiles], sums: list[float], n_elements: int, bound: float
         return Comparison(True, 0.0, 0.0, bound, 0, 0, "")
     difference2, expected2, _ = sums
     rel_error = math.sqrt(difference2 / expected2) if expected2 else (math.inf if difference2 else 0.0)
-    floor_rms = _FLOOR * math.sqrt(expected2 / n_elements)
+    floor_rms = FLOOR * math.sqrt(expected2 / n_elements)
     worst_error, n_bad, n_tiles = 0.0, 0, 0
     worst, worst_tile, element = 0.0, "", ""
     for t in tiles:
         size = torch.maximum(t.norm, floor_rms * t.count.sqrt())
         ratio = torch.where(t.error > 0, t.error / size, torch.zeros_like(size))
-        allowed = _ELEMENT_RMS * bound * size / t.count.sqrt()
+        allowed = ELEMENT_RMS * bound * size / t.count.sqrt()
         n_tiles += ratio.numel()
-        n_bad += int(((ratio > _allowed(bound, t.count)) | (t.excess > allowed)).sum())
+        n_bad += int(((ratio > allowed_error(bound, t.count)) | (t.excess > allowed)).sum())
         worst_error = max(worst_error, float(ratio.max()))
-        over = ratio / _allowed(bound, t.count)
+        over = ratio / allowed_error(bound, t.count)
         if float(over.max()) > worst:
             worst = float(over.max())
             at = int(over.argmax())
@@ -265,7 +265,7 @@ def _judge(tiles: list[_Tiles], sums: list[float], n_elements: int, bound: float
                 f"an element of {t.chunk.tile_place(*divmod(at, ratio.shape[1]))} is off by more than "
                 f"{float(allowed.view(-1)[at]):.1e} beyond the rounding of its value"
             )
-    if not n_bad and rel_error <= _allowed(bound, torch.tensor(n_elements)):
+    if not n_bad and rel_error <= allowed_error(bound, torch.tensor(n_elements)):
         return Comparison(True, rel_error, worst_error, bound, 0, 0, "")
     if worst > 1:
         sentence = worst_tile
@@ -277,7 +277,7 @@ def _judge(tiles: list[_Tiles], sums: list[float], n_elements: int, bound: float
     return Comparison(False, rel_error, worst_error, bound, 0, 0, sentence + _scale_hint(sums, bound))
 
 
-def _allowed(bound: float, count: torch.Tensor) -> torch.Tensor:
+def allowed_error(bound: float, count: torch.Tensor) -> torch.Tensor:
     """Relative error that is allowed over `count` elements."""
     return bound * (1 + _SMALL_TILE / count.sqrt())
 

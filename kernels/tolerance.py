@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import pad
 
 from .operands import Operands
-from .oracle import _ELEMENT_REL, _ELEMENT_RMS, _FLOOR, BOUNDS, TILE, _allowed
+from .oracle import BOUNDS, ELEMENT_REL, ELEMENT_RMS, FLOOR, TILE, allowed_error
 
 _STRICTER = 1e-4
 """By how much, relatively. Sums of a tile's 16384 squares in float32 are known to 1e-6 or better, in whatever order."""
@@ -38,7 +38,7 @@ class Tolerance:
     def __init__(self, operands: Operands, expected: torch.Tensor) -> None:
         rows, n = expected.shape
         self._expected = expected
-        self._factor = _ELEMENT_REL * BOUNDS[operands.out.dtype]
+        self._factor = ELEMENT_REL * BOUNDS[operands.out.dtype]
         tile_of_row = _tile_of_row(operands)
         self._n_tiles = int(tile_of_row[-1]) + 1 if rows else 0
         self._tile_of_row = tile_of_row.to(expected.device)
@@ -51,12 +51,12 @@ class Tolerance:
         norm2 = torch.cat([self._by_tile(_by_columns(expected[:, cols].square(), "sum")) for cols in self._pieces()], 1)
         norm2 = norm2.double().cpu()
         self._expected2 = float(norm2.sum())
-        size = torch.maximum(norm2.sqrt(), _FLOOR * math.sqrt(self._expected2 / (rows * n)) * count.sqrt())
+        size = torch.maximum(norm2.sqrt(), FLOOR * math.sqrt(self._expected2 / (rows * n)) * count.sqrt())
         stricter = 1 - _STRICTER
-        error2 = (stricter * _allowed(bound, count) * size) ** 2
-        excess = stricter * _ELEMENT_RMS * bound * size / count.sqrt()
+        error2 = (stricter * allowed_error(bound, count) * size) ** 2
+        excess = stricter * ELEMENT_RMS * bound * size / count.sqrt()
         self._max_error2, self._max_excess = error2.float().to(expected.device), excess.float().to(expected.device)
-        most = stricter * float(_allowed(bound, torch.tensor(rows * n)))
+        most = stricter * float(allowed_error(bound, torch.tensor(rows * n)))
         self._max_total = most**2 * self._expected2 if math.isfinite(self._expected2) else -1.0
 
     @torch.no_grad()

@@ -7,9 +7,11 @@ used as they are. Weights stay as the checkpoint has them: nothing is repacked. 
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..backend import Availability
+from ..backend import Availability, config_key
 from ..dequant_space import check_config
 from ..errors import UnsupportedError
 from ..problem import Format, Op, OutDtype
@@ -100,7 +102,7 @@ class TritonDequant:
             return _nothing
         plan = plan_of(config)
         with torch.cuda.device(device):
-            kernel = _compiled(problem, capability, plan)
+            kernel = _loaded(problem, capability, config_key(config), torch.cuda.current_device())
             tiles = row_tiles(problem, rows, plan.block_m)
             return bind(kernel, plan.grid(problem, tiles), _arguments(problem, operands, plan, rows, tiles))
 
@@ -124,6 +126,12 @@ def _unfit(device: Device) -> str:
 
 def _nothing() -> None:
     """For a rank that no token was routed to."""
+
+
+@lru_cache(maxsize=16)
+def _loaded(problem: Problem, capability: tuple[int, int], config: str, device: int) -> Any:  # noqa: ARG001 - a key
+    """One kernel for all operand sets of a config: looked up and loaded onto the device once, not for every set."""
+    return _compiled(problem, capability, plan_of(json.loads(config)))
 
 
 def _compiled(problem: Problem, capability: tuple[int, int], plan: Plan) -> Any:

@@ -8,9 +8,11 @@ it has not run on a card (see docs/triton-native.md).
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..backend import Availability, StaticFacts
+from ..backend import Availability, StaticFacts, config_key
 from ..dequant_space import check_config
 from ..errors import UnsupportedError
 from .compiler import bind, compile_kernel, parse_capability, triton_version, triton_versions, why_no_triton
@@ -96,15 +98,14 @@ class TritonNative:
         """Build the callable. Raises UnsupportedError."""
         import torch
 
-        from ..device import detect
-
-        device = detect(str(operands.out.device))
+        device = _device(str(operands.out.device))
         check_config(self.name, config, self.space(problem, device))
         call = call_of(operands, NativeConfig.of(config), sms=device.sms)
         if call is None:
             return _nothing
-        kernel = _compile(problem, config, parse_capability(device.compute_capability))
         with torch.cuda.device(operands.out.device):
+            capability = parse_capability(device.compute_capability)
+            kernel = _loaded(problem, capability, config_key(config), torch.cuda.current_device())
             return bind(kernel, call.grid, list(call.arguments.values()))
 
     def _check(self, device: Device) -> None:
@@ -112,6 +113,20 @@ class TritonNative:
         availability = self.probe(device)
         if not availability.available:
             raise UnsupportedError(f"{self.name} cannot be used. {availability.reason}")
+
+
+@lru_cache(maxsize=16)
+def _device(name: str) -> Device:
+    """The device, asked for once: every operand set is prepared for it."""
+    from ..device import detect
+
+    return detect(name)
+
+
+@lru_cache(maxsize=16)
+def _loaded(problem: Problem, capability: tuple[int, int], config: str, device: int) -> Any:  # noqa: ARG001 - a key
+    """One kernel for all operand sets of a config: looked up and loaded onto the device once, not for every set."""
+    return _compile(problem, json.loads(config), capability)
 
 
 def _compile(problem: Problem, config: Config, capability: tuple[int, int]) -> Any:

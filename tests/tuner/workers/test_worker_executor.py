@@ -252,12 +252,14 @@ def test_families_that_share_a_device_know_how_many_they_are(make: Make):
     assert Bench(DEVICE, {}, "test", "worker_faults:StandInWorkbench", 2)._bench.sharing == 2
 
 
-def test_a_spare_that_died_is_not_given_out(make: Make):
+def test_spares_that_died_are_not_given_out(make: Make):
     before = set(worker_faults.processes())
     executor = make(Faulty(), Good(), spare=True)
     spares = worker_faults.appear_within(before, 2, 10)
     assert len(executor._spares._spares) == len(spares) == 2, "one for each family"
-    os.kill(executor._spares._spares[0].pid, signal.SIGKILL)
+    for pid in spares:
+        os.kill(pid, signal.SIGKILL)
+    assert worker_faults.gone_within(list(spares), 5)
     executor.open(DENSE, 0)
     assert [r.status for r in run(executor, FINE, GOOD)] == [TrialStatus.OK, TrialStatus.OK]
     assert len(executor._spares._spares) == 1, "one for whoever dies"
@@ -371,6 +373,17 @@ def test_what_was_prefetched_and_is_wanted_now_goes_in_front(make: Make):
     (wanted,) = run(executor, later[-1])
     assert wanted.status is TrialStatus.OK
     assert sum(future.done() for future in executor._prefetched.values()) < len(later) - 1
+
+
+def test_what_was_prefetched_for_a_problem_is_dropped_with_it(make: Make):
+    executor = make(FaultyCompiler(), compile_workers=1)
+    executor.prefetch(DENSE, [compiled("slow", n=n) for n in range(8)])
+    executor.prefetch(OTHER, [compiled("slow")])
+    waiting = list(executor._prefetched.values())
+    executor.open(DENSE, 0)
+    executor.open(OTHER, 0)
+    assert [problem for problem, *_ in executor._prefetched] == [OTHER.key], "this one is about to be wanted"
+    assert sum(future.cancelled() for future in waiting) >= 7
 
 
 def test_closing_forgets_what_was_submitted(make: Make):
