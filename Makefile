@@ -20,8 +20,11 @@ SERVED_FASTAPI := 0.136.3
 SERVED_VENV := .venv-fastapi-$(SERVED_FASTAPI)
 # The releases of Humming that fp4tune knows beside that of requirements-humming.txt: SGLang's pin and vLLM's.
 HUMMINGS := 0.1.12 0.1.19
+# The oldest Triton that our kernels are compiled with: that of PyTorch 2.11, which serving images have.
+OLD_TRITON := 3.6.0
 
-.PHONY: setup demo test test-served-fastapi test-humming-versions test-network test-slow test-gpu lint format types check clean
+.PHONY: setup demo test test-served-fastapi test-humming-versions test-old-triton test-network test-slow test-gpu lint \
+	format types check clean
 
 setup: $(VENV)/.ready
 
@@ -73,6 +76,13 @@ test-humming-versions: $(HUMMINGS:%=.make/humming/%/.ready)
 	@set -e; for release in $(HUMMINGS); do echo "Humming $$release"; \
 		FP4TUNE_TEST_HUMMING=$$release PYTHONPATH=.make/humming/$$release \
 		$(BIN)/python -m pytest tests/kernels/humming $(PYTEST_ARGS); done
+
+.make/triton/%/.ready: $(VENV)/.ready
+	$(BIN)/pip install -q --no-deps --upgrade --target $(@D) triton==$*
+	@touch $@
+
+test-old-triton: .make/triton/$(OLD_TRITON)/.ready
+	FP4TUNE_TRITON36=$(CURDIR)/$(<D) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(wildcard tests/kernels/triton/test_*_compile.py) -k other $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

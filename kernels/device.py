@@ -239,8 +239,9 @@ def torch_problem(driver_cuda: tuple[int, int]) -> str:
         return f"PyTorch {torch.__version__} was built without CUDA; install a build for CUDA {driver_cuda[0]}"
     needs = torch.version.cuda
     if int(needs.split(".", 1)[0]) > driver_cuda[0]:
+        driver = f"the NVIDIA driver {driver_version()}".strip()
         return (
-            f"the NVIDIA driver {driver_version()} is too old for PyTorch {torch.__version__}: it supports CUDA up to "
+            f"{driver} is too old for PyTorch {torch.__version__}: it supports CUDA up to "
             f"{driver_cuda[0]}.{driver_cuda[1]}, and that PyTorch is built for CUDA {needs}. Update the driver, or "
             f"install a PyTorch for CUDA {driver_cuda[0]}"
         )

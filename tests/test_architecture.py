@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("kernels", "db", "tuner", "api")
-HEAVY = ("torch", "fastapi", "sqlalchemy", "alembic", "optuna", "uvicorn", "starlette", "numpy")
+HEAVY = ("torch", "fastapi", "sqlalchemy", "alembic", "optuna", "uvicorn", "starlette", "numpy", "triton")
+HEAVY += ("humming", "pynvml")
 MAX_LINES = 700
 
 
@@ -83,7 +84,10 @@ def test_rooms_are_small():
             assert lines <= MAX_LINES, f"{path.relative_to(ROOT)} has {lines} lines"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["tune", "--help"], ["db", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["tune", "--help"], ["noise", "--help"], ["results", "--help"], ["db", "--help"], ["--version"]],
+)
 def test_help_imports_nothing_heavy(arguments: list[str]):
     """Asked of sys.modules in a new process, after the command has answered."""
     code = (

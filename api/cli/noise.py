@@ -69,7 +69,12 @@ def noise(
         environment = current_environment(target, load_backends().values())
         for problem, candidate in candidates:
             say(f"{problem.shape}: {candidate.backend} {config_text(candidate.config)}, {pairs + 1} processes")
-            found.append(_measure(target, ready, how, problem, candidate, pairs=pairs, seed=seed))
+            try:
+                found.append(_measure(target, ready, how, problem, candidate, pairs=pairs, seed=seed))
+            except UnsupportedError as error:
+                if backend or (candidate is candidates[-1][1] and not found):
+                    raise
+                say(f"left out: {error}")  # nobody asked for this one, and the others are worth having
     if as_json:
         print_json(
             {

@@ -58,15 +58,17 @@ def device_session(
         seen: Occupancy | None = None
         if device.kind != "cpu":
             seen = wait_until_idle(uuid, tell=say) if wait else look(uuid)
-        _warn(device, seen)
+        _warn(device, seen, waited=wait)
         yield lock, seen
 
 
-def _warn(device: Device, seen: Occupancy | None) -> None:
+def _warn(device: Device, seen: Occupancy | None, *, waited: bool) -> None:
     if device.is_slice:
         say(f"note: {device.name} is a slice of a card; what is found holds for such slices alone")
     if seen is not None and seen.shared:
-        say(f"warning: {device.name} is {seen.sentence}; what is measured beside others varies. --wait waits for them")
+        # Who holds memory and computes nothing is not waited for.
+        advice = "they may begin to compute any time" if waited else "--wait waits until it is idle"
+        say(f"warning: {device.name} is {seen.sentence}; what is measured beside others varies. {advice}")
 
 
 def say(sentence: str) -> None:

@@ -106,6 +106,7 @@ def _run(result: RunResult, labels: Labels, noise: Sequence[NoiseEntry]) -> Iter
         ("run", f"`{run.id}`, {run.status.value}, fp4tune {run.version}"),
         ("started", f"{run.started_at:%Y-%m-%d %H:%M} UTC, took {took}"),
         ("measured by", str(settings.get("policy") or "-")),
+        ("backends", ", ".join(map(str, settings.get("backends") or [])) or "-"),
         ("problems", f"{len(result.problems)}, of which {len(served)} got a winner"),
         ("conditions", _conditions(result)),
     ]

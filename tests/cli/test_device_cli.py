@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from fp4tune.api.cli import noise
 from fp4tune.api.cli.app import run
 from fp4tune.db.records import RunStatus
 from fp4tune.db.store import Store
 from fp4tune.kernels.device import Device
+from fp4tune.kernels.errors import UnsupportedError
+from fp4tune.tuner.executor import Candidate
+from fp4tune.tuner.noise import Noise, Spread
 from fp4tune.tuner.workers.device_lock import DeviceLock
 
 UUID = "GPU-0a000000-0000-0000-0000-000000000000"
@@ -60,7 +64,9 @@ def test_a_lock_directory_that_is_not_there(fp4tune, tmp_path):
     missing = str(tmp_path / "none")
     done = fp4tune("tune", *SHAPE, "--backend", "torch.dequant", "--device", "cuda:0", "--lock-dir", missing)
     assert (done.returncode, done.stdout) == (4, "")
-    assert f"FP4TUNE_LOCK_DIR is {missing}, and that is no directory." in done.stderr
+    assert (
+        done.stderr == f"fp4tune: Device locks should lie in {missing} (--lock-dir, FP4TUNE_LOCK_DIR): no directory.\n"
+    )
 
 
 def test_a_doctor_sees_what_is_wrong(fp4tune, tmp_path):
@@ -210,6 +216,26 @@ def test_noise_on_this_machine(capsys, tmp_path, monkeypatch):
     assert one["across"]["ratios"][0] == pytest.approx(one["times_us"][1][0] / one["times_us"][0][0])
     assert one["within"]["worst"] >= one["within"]["median"] >= 0
     assert not list(tmp_path.iterdir()), "noise stores nothing"
+
+
+def test_noise_of_a_backend_that_fails_costs_the_others_nothing(capsys, monkeypatch):
+    """Unless it was asked for, or none is left."""
+
+    def measure(device, backends, policy, problem, candidate, *, pairs, seed):
+        if candidate.backend in broken:
+            raise UnsupportedError(f"{candidate.backend} cannot be measured.")
+        spread = Spread((1.0, 1.02))
+        return Noise(problem, candidate, policy, ((10.0, 10.2), (10.0, 10.2)), spread, spread)
+
+    monkeypatch.setattr(noise, "_measure", measure)
+    monkeypatch.setattr(noise, "_candidates", lambda *_, **__: [Candidate("a.one", {}), Candidate("b.two", {})])
+    for broken, told, code in (("a.one", "b.two", 0), ("b.two", "a.one", 0), ("a.one b.two", None, 4)):
+        assert run(["noise", *SHAPE, "--device", "cpu", "--json"]) == code
+        captured = capsys.readouterr()
+        if told:
+            assert [one["backend"] for one in json.loads(captured.out)["noise"]] == [told]
+            assert f"left out: {broken} cannot be measured." in captured.err
+    assert run(["noise", *SHAPE, "--device", "cpu", "--backend", "cpu.dequant"]) == 4
 
 
 def test_a_log_has_one_line_a_problem(tmp_path):

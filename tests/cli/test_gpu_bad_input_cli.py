@@ -83,7 +83,7 @@ def test_a_slice_and_a_neighbour_are_told(fp4tune):
     lines = done.stderr.splitlines()
     assert lines[0] == f"note: {SLICE} is a slice of a card; what is found holds for such slices alone"
     assert lines[1].startswith(f"warning: {SLICE} is {ENGINE}; ")
-    assert "--wait waits for them" in lines[1]
+    assert "--wait waits until it is idle" in lines[1]
     # It goes on, up to what a stand-in cannot do.
     assert done.returncode == 4
     assert lines[-1].startswith("fp4tune: torch.dequant cannot be measured on this problem: ")
@@ -96,6 +96,7 @@ def test_waiting_for_a_neighbour(fp4tune):
     lines = done.stderr.splitlines()
     assert lines[0] == f"waiting until the device is idle: {ENGINE}"
     assert lines[1].startswith(f"warning: {H200} is in use by engine (pid {GONE}, 12.0 GiB), at 0 % load; ")
+    assert "--wait" not in lines[1]
     assert lines[2].startswith("2x32x64: torch.dequant ")
 
 

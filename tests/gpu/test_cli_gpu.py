@@ -139,7 +139,7 @@ def test_a_neighbour_is_warned_of_and_remembered(fp4tune, tmp_path, neighbour):
     done = fp4tune(*TUNE[:3], *QUICK, "--device", "cuda:0", "--trials", "1", "--budget-s", "1")
     assert done.returncode == 0, done.stderr
     assert "in use by " in done.stderr
-    assert "--wait waits for them" in done.stderr
+    assert "--wait waits until it is idle" in done.stderr
     with Store.open(tmp_path / "fp4tune.db", mode="read") as store:
         (run,) = store.runs()
     assert run.settings["shared_with"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import stat
@@ -259,8 +260,19 @@ def test_the_directory_is_one_that_every_user_can_write_to(monkeypatch, tmp_path
     with pytest.raises(UnsupportedError, match="set FP4TUNE_LOCK_DIR"):
         lock_directory()
     assert lock_directory(private) == private
-    with pytest.raises(UnsupportedError, match="is no directory"):
+    with pytest.raises(UnsupportedError, match="--lock-dir, FP4TUNE_LOCK_DIR.: no directory"):
         lock_directory(tmp_path / "missing")
+
+
+def test_a_file_system_without_locks(monkeypatch, tmp_path):
+    def flock(fd, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(device_lock.fcntl, "flock", flock)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(UnsupportedError, match="No locks available.*set FP4TUNE_LOCK_DIR"):
+        lock(tmp_path).acquire()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 NOBODY = 65534

@@ -146,7 +146,7 @@ class DeviceLock:
             return None
         fd = self._open()
         try:
-            if self._fd < 0 and _flock(fd):
+            if self._fd < 0 and self._flock(fd):
                 return None
             for _ in range(5):  # whoever took it this moment may not have written who it is
                 text = os.pread(fd, _MAX_BYTES, 0)
@@ -175,7 +175,12 @@ class DeviceLock:
             return True
         while True:
             fd = self._open()
-            if not _flock(fd):
+            try:
+                locked = self._flock(fd)
+            except UnsupportedError:
+                os.close(fd)
+                raise
+            if not locked:
                 os.close(fd)
                 return False
             # Somebody may have removed the file between open and lock: a lock on what has no name excludes nobody.
@@ -229,6 +234,20 @@ class DeviceLock:
         os.fchmod(fd, 0o666)  # whatever the umask is: other users must be able to lock it
         os.close(fd)
 
+    def _flock(self, fd: int) -> bool:
+        """Lock without waiting. False if somebody else holds it.
+
+        Raises:
+            UnsupportedError: the file system knows no locks.
+        """
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise self._unusable(error) from error
+        return True
+
     def _unusable(self, error: OSError) -> UnsupportedError:
         why = "it is a symbolic link" if error.errno == errno.ELOOP else str(error.strerror)
         return UnsupportedError(
@@ -252,7 +271,9 @@ def lock_directory(directory: Path | None = None) -> Path:
     """
     if directory is not None:
         if not directory.is_dir():
-            raise UnsupportedError(f"FP4TUNE_LOCK_DIR is {directory}, and that is no directory.")
+            raise UnsupportedError(
+                f"Device locks should lie in {directory} (--lock-dir, FP4TUNE_LOCK_DIR): no directory."
+            )
         return directory
     for candidate in SHARED_DIRECTORIES:
         with contextlib.suppress(OSError):
@@ -261,15 +282,6 @@ def lock_directory(directory: Path | None = None) -> Path:
                 return candidate
     tried = ", ".join(map(str, SHARED_DIRECTORIES))
     raise UnsupportedError(f"None of {tried} is a directory that every user may write to: set FP4TUNE_LOCK_DIR.")
-
-
-def _flock(fd: int) -> bool:
-    """Lock without waiting. False if somebody else holds it."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _user() -> str:
