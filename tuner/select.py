@@ -136,7 +136,7 @@ def select(
         sentence = "the default is the fastest"
     elif bar in ties:
         served = bar
-        why = f"within the noise or less than {MIN_GAIN:.0%}"
+        why = "within the noise" if gain >= MIN_GAIN else f"less than the {MIN_GAIN:.0%} that counts"
         sentence = f"the default is kept: the fastest finalist is {gain:.1%} ahead, {why}"
     else:
         # Inside the tie only what itself beats the default may replace it. The fastest does.
