@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import _cuda_driver, _host
@@ -130,6 +130,12 @@ def detect(name: str = "auto", *, library: str = _cuda_driver.LIBRARY) -> Device
         seen = "only cuda:0" if len(devices) == 1 else f"cuda:0 to cuda:{len(devices) - 1}"
         raise NotFoundError(f"There is no device {name}: the driver shows {seen}.")
     return _cuda(devices[index])
+
+
+@lru_cache(maxsize=16)
+def detect_once(name: str) -> Device:
+    """As `detect`, asked of the driver once a process: for what is prepared again and again on one device."""
+    return detect(name)
 
 
 def device_uuid(device: Device, *, library: str = _cuda_driver.LIBRARY) -> str:

@@ -131,24 +131,17 @@ class Humming:
         Weights are repacked once for a B; NVFP4 activations of a W4A16 kernel are decoded to 16 bits here, exactly,
         and are no part of what is timed.
         """
+        from ..device import detect_once
         from . import seam
         from .launch import prepare_launch
 
         if not operands.out.is_cuda:
             raise UnsupportedError("humming runs on CUDA devices, and the operands are elsewhere.")
-        device = _device(f"cuda:{operands.out.device.index or 0}")
+        device = detect_once(f"cuda:{operands.out.device.index or 0}")
         found = known(problem, device)
         check_config(self.name, config, found.space)
         humming = seam.load()
         return prepare_launch(humming, found.plan, operands, config, _tuning(humming, config), device)
-
-
-@functools.lru_cache(maxsize=16)
-def _device(name: str) -> Device:
-    """The device, asked for once: every operand set of every config is prepared for it."""
-    from ..device import detect
-
-    return detect(name)
 
 
 class Known:

@@ -98,7 +98,9 @@ class TritonNative:
         """Build the callable. Raises UnsupportedError."""
         import torch
 
-        device = _device(str(operands.out.device))
+        from ..device import detect_once
+
+        device = detect_once(str(operands.out.device))
         check_config(self.name, config, self.space(problem, device))
         call = call_of(operands, NativeConfig.of(config), sms=device.sms)
         if call is None:
@@ -113,14 +115,6 @@ class TritonNative:
         availability = self.probe(device)
         if not availability.available:
             raise UnsupportedError(f"{self.name} cannot be used. {availability.reason}")
-
-
-@lru_cache(maxsize=16)
-def _device(name: str) -> Device:
-    """The device, asked for once: every operand set is prepared for it."""
-    from ..device import detect
-
-    return detect(name)
 
 
 @lru_cache(maxsize=16)

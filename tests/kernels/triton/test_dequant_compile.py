@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +15,12 @@ from fp4tune.kernels.errors import UnsupportedError
 from fp4tune.kernels.problem import Format, Op, OutDtype, Problem, parse_shape
 from fp4tune.kernels.triton_gemm import pruning
 from fp4tune.kernels.triton_gemm.dequant import TritonDequant
+from tritons import TRITONS, compile_with
 
 pytest.importorskip("triton")
 
 PROGRAM = Path(__file__).with_name("dequant_compiled.py")
 BACKEND = TritonDequant()
-OTHER_TRITON = os.environ.get("FP4TUNE_TRITON36", "")
-"""A directory with Triton 3.6 (`pip install --target DIR triton==3.6.0`), where the sample is compiled a second time."""
 
 W4A4, W4A16 = Format.NVFP4, Format.NVFP4_W4A16
 FRAGMENT: dict[str, Any] = {
@@ -101,30 +96,12 @@ FRAGMENTS = [name for name, sample in SAMPLES.items() if sample.is_fragment]
 TILES = [name for name in SAMPLES if name not in FRAGMENTS]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "installed",
-        pytest.param(
-            OTHER_TRITON, id="other", marks=pytest.mark.skipif(not OTHER_TRITON, reason="FP4TUNE_TRITON36 is not set")
-        ),
-    ],
-)
+@pytest.fixture(scope="module", params=TRITONS)
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Everything about each sample's kernel, from a process of the Triton that is asked for, without a GPU."""
-    environment = {
-        **os.environ,
-        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    if request.param != "installed":
-        environment["PYTHONPATH"] = request.param
     jobs = [{"arch": s.arch, "key": s.problem.key, "config": s.config} for s in (*SAMPLES.values(), SPILLS)]
-    done = subprocess.run(
-        [sys.executable, PROGRAM], input=json.dumps(jobs), env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(zip([*SAMPLES, "spills"], json.loads(done.stdout), strict=True))
+    found = compile_with(request.param, PROGRAM, jobs, tmp_path_factory.mktemp("triton"))
+    return dict(zip([*SAMPLES, "spills"], found, strict=True))
 
 
 def one_of(compiled: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +15,12 @@ from fp4tune.kernels.problem import parse_shape
 from fp4tune.kernels.triton_gemm import pruning
 from fp4tune.kernels.triton_gemm.native import TritonNative
 from fp4tune.kernels.triton_gemm.native_space import shared_bytes
+from tritons import TRITONS, compile_with
 
 pytest.importorskip("triton")
 
 PROGRAM = Path(__file__).with_name("compiled.py")
 BACKEND = TritonNative()
-OTHER_TRITON = os.environ.get("FP4TUNE_TRITON36", "")
-"""A directory with Triton 3.6 (`pip install --target DIR triton==3.6.0`), where the sample is compiled a second time."""
 
 SM120, SM120A_OPCODE = "sm_120a", "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X"
 
@@ -64,30 +59,12 @@ SAMPLES = {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "installed",
-        pytest.param(
-            OTHER_TRITON, id="other", marks=pytest.mark.skipif(not OTHER_TRITON, reason="FP4TUNE_TRITON36 is not set")
-        ),
-    ],
-)
+@pytest.fixture(scope="module", params=TRITONS)
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Everything about each sample's kernel, from a process of the Triton that is asked for, without a GPU."""
-    environment = {
-        **os.environ,
-        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    if request.param != "installed":
-        environment["PYTHONPATH"] = request.param
     jobs = [{"arch": s.arch, "shape": s.shape, "config": s.config} for s in SAMPLES.values()]
-    done = subprocess.run(
-        [sys.executable, PROGRAM], input=json.dumps(jobs), env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(zip(SAMPLES, json.loads(done.stdout), strict=True))
+    found = compile_with(request.param, PROGRAM, jobs, tmp_path_factory.mktemp("triton"))
+    return dict(zip(SAMPLES, found, strict=True))
 
 
 @pytest.fixture(params=SAMPLES)
