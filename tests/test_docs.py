@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -131,6 +132,19 @@ def test_figures_of_a_card_in_the_readme_are_those_of_its_page():
         means = re.search(r"it is (\S+) as fast as the fastest default and (\S+) as fast as bf16", section)
         assert means is not None
         assert means.groups() == (over_default, over_bf16), f"TP {tp}"
+        served = dict(
+            re.findall(r"^\| moe\S+ \| \d+ \| (\S+) \| `\S+` \| [^|]*\| ([\d.]+) \[", section, re.MULTILINE)[:10]
+        )
+        humming = dict(re.findall(r"^\| (e\S+) \| [\d.]+ \| ([\d.]+) \(", section, re.MULTILINE)[:10])
+        over_humming = geometric_mean(float(humming[shape]) / float(served[shape]) for shape in served)
+        assert f"{over_humming:.2f}x (TP {tp})" in README
+
+
+def test_figures_of_dense_layers_in_the_readme_are_those_of_their_page():
+    page = (ROOT / "docs" / "results" / "h200-dense.md").read_text(encoding="utf-8")
+    over_bf16 = [float(x) for x in re.findall(r"^\| \d+x\S+ \| `.*?\| ([\d.]+)x \| \d+ % \|", page, re.MULTILINE)]
+    assert f"[{len(over_bf16)} problems]" in README
+    assert f"is {min(over_bf16):.2f}x to {max(over_bf16):.2f}x as fast as BF16" in README.replace("\n", " ")
 
 
 # --- a machine without internet ------------------------------------------------------------------------------------

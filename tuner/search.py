@@ -9,6 +9,10 @@ untried one.
 Several proposals may be pending at a time, and be told in any order: what is pending is never proposed again, and is a
 running trial of the study, which the sampler takes for a bad one (constant liar) so as not to crowd around it.
 Baselines are no part of the study: what cannot be served must not draw the sampler.
+
+A backend that is left far behind leaves the race: once LEFT_BEHIND_AFTER of its configs were timed and none came within
+LEFT_BEHIND_FACTOR of the best of the others, nothing more of it is proposed. Its trials are kept; the study goes on
+without them.
 """
 
 from __future__ import annotations
@@ -38,6 +42,13 @@ STARTUP_TRIALS = 8
 
 BASELINE_EVERY = 4
 """At most every fourth trial is a baseline's, the defaults apart: it shows what the others are compared with."""
+
+LEFT_BEHIND_AFTER = 3
+"""Timed configs of a backend, its default among them, after which it may be given up."""
+
+LEFT_BEHIND_FACTOR = 4.0
+"""A backend is given up when its fastest config takes this many times as long as the fastest of all. In the spaces that
+were measured the best was at most 2.8 times as fast as the default (docs/cpu-space.md, docs/results)."""
 
 MAX_BASELINE_CONFIGS = 16
 """Configs of a baseline that are tried at most, its default and its seeds included."""
@@ -91,6 +102,8 @@ class Search:
         import optuna
 
         self._arms = {arm.backend: arm for arm in arms if not arm.is_baseline}
+        self._times: dict[str, list[float]] = {backend: [] for backend in self._arms}
+        self._told: list[tuple[Candidate, float]] = []
         self._baselines = {arm.backend: arm for arm in arms if arm.is_baseline}
         self._seen: dict[str, float | None] = {}
         self._pending: set[str] = set()
@@ -99,15 +112,11 @@ class Search:
         self._musts = _musts(arms)
         self._first = [*self._musts, *_baseline_defaults(arms), *_seeds(arms)]
         self._of_baselines = _baseline_candidates(arms, seed)
-        total = sum(arm.space.size for arm in self._arms.values())
-        self._listed = list(self._every_candidate()) if total <= ENUMERATE_UP_TO else None
+        self._listed = self._list()
         self._optuna = optuna
-        with _quiet():
-            sampler = optuna.samplers.TPESampler(
-                seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, group=True, constant_liar=True
-            )
-        self._study = optuna.create_study(direction="minimize", sampler=sampler)
+        self._seed = seed
         self._asked: dict[str, Any] = {}
+        self._study = self._new_study()
         self.optimizer_version = str(optuna.__version__)
 
     @property
@@ -152,6 +161,13 @@ class Search:
         self._pending.discard(key)
         if self.is_baseline(candidate.backend):
             return
+        self._teach(key, candidate, time_us)
+        if time_us is not None and candidate.backend in self._arms:
+            self._times[candidate.backend].append(time_us)
+            self._told.append((candidate, time_us))
+            self._let_the_slow_leave()
+
+    def _teach(self, key: str, candidate: Candidate, time_us: float | None) -> None:
         if time_us is not None and (self._best is None or time_us < self._best[0]):
             self._best = (time_us, candidate)
         trial = self._asked.pop(key, None)
@@ -161,10 +177,45 @@ class Search:
                 self._study.tell(trial, state=state.FAIL)
             else:
                 self._study.tell(trial, time_us)
-        elif time_us is not None and candidate.backend in self._arms:
-            arm = self._arms[candidate.backend]
-            if candidate.config in arm.space:  # a config of an older version of the backend teaches nothing
-                self._study.add_trial(self._frozen(arm, candidate, time_us))
+        elif time_us is not None:
+            self._add(candidate, time_us)
+
+    def _add(self, candidate: Candidate, time_us: float) -> None:
+        """Add a finished trial to the study, if it can teach: not of a backend that left, nor of an older space."""
+        arm = self._arms.get(candidate.backend)
+        if arm is not None and candidate.config in arm.space:
+            self._study.add_trial(self._frozen(arm, candidate, time_us))
+
+    def _let_the_slow_leave(self) -> None:
+        """Take out of the race what is left far behind: its seeds, its configs, its trials in the study."""
+        fastest = min(min(times) for times in self._times.values() if times)
+        slow = [
+            backend
+            for backend, times in self._times.items()
+            if backend in self._arms and len(times) >= LEFT_BEHIND_AFTER and min(times) >= LEFT_BEHIND_FACTOR * fastest
+        ]
+        if not slow:
+            return
+        for backend in slow:
+            del self._arms[backend]
+        self._first = [one for one in self._first if one in self._musts or one[0].backend not in slow]
+        self._listed = self._list()
+        self._asked.clear()
+        self._study = self._new_study()
+        for candidate, time_us in self._told:
+            self._add(candidate, time_us)
+
+    def _list(self) -> list[Candidate] | None:
+        """Every legal candidate in the race, if they are few."""
+        total = sum(arm.space.size for arm in self._arms.values())
+        return list(self._every_candidate()) if total <= ENUMERATE_UP_TO else None
+
+    def _new_study(self) -> Any:
+        with _quiet():
+            sampler = self._optuna.samplers.TPESampler(
+                seed=self._seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, group=True, constant_liar=True
+            )
+        return self._optuna.create_study(direction="minimize", sampler=sampler)
 
     def _next(self, trials_left: int) -> Proposal | None:
         for candidate, origin in self._first:

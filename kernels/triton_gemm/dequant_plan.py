@@ -46,6 +46,9 @@ _MAX_SHARED_A = 64 << 10
 _LEAST_K_BYTES = 64
 """Bytes of a row that a warp takes in a step at least: eight threads' vectors of eight bytes."""
 
+_MAX_STEPS = 3
+"""Steps from what a rule of thumb wants that are tried with the width of its vectors kept."""
+
 _MAX_WASTE = 1.3
 """Slices of K may reach beyond its end by this factor: what is beyond is masked, and still costs instructions."""
 
@@ -135,7 +138,8 @@ def default_of(problem: Problem, capability: tuple[int, int], sms: int) -> dict[
     """What a rule of thumb says: the tile that did well on most shapes, K split until every SM has enough warps.
 
     Enough is 32 a SM with 64 bytes in flight a thread (64 KiB a SM; Little's law asks for 30 KiB at 4.3 TB/s and a
-    microsecond over 132 SMs, and not all are in flight at once), 24 with twice as much, 8 where tiles are pipelined.
+    microsecond over 132 SMs, and not all are in flight at once), 36 where they wait for each other, 8 where tiles are
+    pipelined.
     Chosen on an H200.
 
     Args:
@@ -145,14 +149,16 @@ def default_of(problem: Problem, capability: tuple[int, int], sms: int) -> dict[
     """
     space = space_of(problem, capability)
     guess: dict[str, ConfigValue]
+    if uses_fragments(problem) and problem.op is Op.GROUPED and shared_rows(problem) <= 8:
+        return _nearest(space, _grouped_guess(problem, sms))
     if uses_fragments(problem):
         few = shared_rows(problem) <= 8
-        warp_rows, block_m, busy = (16, 8, 32) if few else (32, 16, 24)
+        block_m, busy = (8, 32) if few else (16, 36)
         guess = {
-            "block_m": block_m, "warp_rows": warp_rows, "n_warps": 2 if few else 4, "k_warps": 1, "vector_bytes": 16,
-            "chunks": 1, "shared_steps": 0 if few else 4, "unroll": few,
+            "block_m": block_m, "warp_rows": 16, "n_warps": 2 if few else 4, "k_warps": 1, "vector_bytes": 16,
+            "chunks": 1, "shared_steps": 0 if few else 2, "unroll": few,
         }  # fmt: skip
-        warps = -(-problem.n // warp_rows) * row_tiles(problem, problem.rows, block_m)
+        warps = -(-problem.n // 16) * row_tiles(problem, problem.rows, block_m)
     else:
         guess, busy = {"block_m": 64, "block_n": 64, "block_k": 128, "num_warps": 4, "num_stages": 3}, 8
         warps = 4 * -(-problem.n // 64) * row_tiles(problem, problem.rows, 64)
@@ -160,6 +166,26 @@ def default_of(problem: Problem, capability: tuple[int, int], sms: int) -> dict[
     while split < _MAX_SPLIT and 2 * split * warps <= busy * sms:
         split *= 2
     return _nearest(space, {**guess, "split_k": split})
+
+
+def _grouped_guess(problem: Problem, sms: int) -> dict[str, ConfigValue]:
+    """Few rows an expert: four warps along N share what is decoded of A, up to 512 bytes of each row at a time.
+
+    The tile that won 15 of 20 grouped problems of Qwen3.5-397B on an H200 (docs/results/h200.md). A long K is split in
+    two even where there are blocks enough: experts of many rows end sooner.
+    """
+    row_bytes = problem.k // 2
+    warps = -(-problem.n // 16) * row_tiles(problem, problem.rows, 8)
+    split = 2 if row_bytes >= 2048 else 1
+    while split < _MAX_SPLIT and 2 * split * warps <= 32 * sms:
+        split *= 2
+    steps = max(1, row_bytes // (128 * split))
+    one_step = row_bytes <= 64
+    return {
+        "block_m": 8, "warp_rows": 32 if one_step and problem.m > 4 else 16, "n_warps": 4, "k_warps": 1,
+        "vector_bytes": 8 if one_step else 16, "chunks": 1, "shared_steps": min(4, max(1, steps // 2)),
+        "split_k": split, "unroll": False,
+    }  # fmt: skip
 
 
 def seeds_of(problem: Problem, capability: tuple[int, int], sms: int) -> Sequence[Config]:
@@ -174,9 +200,14 @@ def seeds_of(problem: Problem, capability: tuple[int, int], sms: int) -> Sequenc
             {"warp_rows": 32, "n_warps": 2, "k_warps": 2, "vector_bytes": 8, "shared_steps": 0, "unroll": True},
             {"warp_rows": 16, "n_warps": 2, "k_warps": 4, "shared_steps": 0, "split_k": 1, "unroll": True},
             {"warp_rows": 16, "n_warps": 4, "shared_steps": 2, "unroll": False},
+            {"warp_rows": 16, "n_warps": 4, "shared_steps": 2, "chunks": 2, "unroll": False},
+            {"warp_rows": 32, "n_warps": 4, "shared_steps": 1, "unroll": False},
             {"warp_rows": 16, "n_warps": 2, "shared_steps": 0, "unroll": False},
             {"warp_rows": 32, "n_warps": 4, "shared_steps": 2, "split_k": 8, "unroll": False},
             {"block_m": 16, "warp_rows": 16, "n_warps": 4, "shared_steps": 4, "unroll": False},
+            {"block_m": 16, "warp_rows": 32, "n_warps": 4, "shared_steps": 4, "split_k": 4, "unroll": False},
+            {"block_m": 16, "warp_rows": 16, "n_warps": 8, "shared_steps": 2, "split_k": 4, "unroll": False},
+            {"block_m": 16, "warp_rows": 16, "n_warps": 8, "shared_steps": 4, "split_k": 1, "unroll": False},
         )
     else:
         changes = (
@@ -341,20 +372,32 @@ def _nearest(space: Space, wanted: Mapping[str, ConfigValue]) -> dict[str, Confi
     """The legal config that differs from `wanted` in as few steps as possible.
 
     Values that the space does not have are replaced by the nearest it has; then steps are taken, fewest first, until
-    every constraint holds. Every space has a legal config, which the tests check over the shapes of all presets.
+    every constraint holds. Narrower vectors are the last resort, since they halve what is in flight. Every space has a
+    legal config, which the tests check over the shapes of all presets.
     """
     start: dict[str, ConfigValue] = {}
     for p in space.parameters:
         value = wanted[p.name]
         start[p.name] = value if p.allows(value) else min(p.values, key=lambda v: abs(float(v) - float(value)))
+    found = _few_steps_away(space, start, [p for p in space.parameters if p.name != "vector_bytes"], _MAX_STEPS)
+    found = found or _few_steps_away(space, start, space.parameters, sum(len(p.values) for p in space.parameters))
+    if found is None:
+        raise UnsupportedError("No config of triton.dequant is legal for this problem.")
+    return found
+
+
+def _few_steps_away(
+    space: Space, start: dict[str, ConfigValue], movable: Sequence[Parameter], most: int
+) -> dict[str, ConfigValue] | None:
+    """The first legal config at most so many steps from `start`, each to the next value of a movable parameter."""
     frontier, seen = [start], {tuple(start.values())}
-    while frontier:
+    for _ in range(most + 1):
         for config in frontier:
             if all(c.holds(config) for c in space.constraints):
                 return config
         following: list[dict[str, ConfigValue]] = []
         for config in frontier:
-            for p in space.parameters:
+            for p in movable:
                 at = p.values.index(config[p.name])
                 for to in (at - 1, at + 1):
                     if 0 <= to < len(p.values):
@@ -363,4 +406,4 @@ def _nearest(space: Space, wanted: Mapping[str, ConfigValue]) -> dict[str, Confi
                             seen.add(tuple(moved.values()))
                             following.append(moved)
         frontier = following
-    raise UnsupportedError("No config of triton.dequant is legal for this problem.")
+    return None

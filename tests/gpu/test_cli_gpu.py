@@ -72,7 +72,7 @@ def test_a_run_stores_what_a_page_needs(fp4tune, tmp_path):
     done = fp4tune(*TUNE, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert len(result["winners"]) == 2
+    assert len(result["winners"]) == 2, result
     assert {base["backend"] for base in result["baselines"]} == {"torch.bf16"}
     assert result["run"]["settings"]["policy"] == "cuda.graph"
     for winner in result["winners"]:
@@ -81,7 +81,7 @@ def test_a_run_stores_what_a_page_needs(fp4tune, tmp_path):
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
     assert "copy bandwidth, measured" in page
-    assert "`torch.bf16 " in page
+    assert "| bf16 µs | x bf16 |" in page
     assert "SM clock" in page
 
 

@@ -10,6 +10,8 @@ from fp4tune.tuner.executor import Candidate
 from fp4tune.tuner.search import (
     BASELINE_EVERY,
     ENUMERATE_UP_TO,
+    LEFT_BEHIND_AFTER,
+    LEFT_BEHIND_FACTOR,
     MAX_BASELINE_CONFIGS,
     Arm,
     Search,
@@ -286,3 +288,67 @@ def test_what_is_tried_first_is_known_without_a_search():
     seen = run(Search(arms, seed=0), len(first), lambda _c: 1.0)
     assert [candidate_key(p.candidate) for p in seen] == [candidate_key(c) for c in first]
     assert len(first) == 5
+
+
+def two_backends(slow_by: float, *, served=None, seed: int = 11) -> list[tuple[str, Origin]]:
+    """Backend and origin of what is proposed when backend `slow` takes `slow_by` times as long."""
+    seeds = [{"tile": 16, "decode": "lookup", "stages": 1}, {"tile": 32, "decode": "lookup", "stages": 1}]
+    arms = [
+        Arm("slow", SMALL, SMALL_DEFAULT, [*seeds, {**seeds[0], "stages": 2}], served=served),
+        Arm("fast", LARGE, LARGE_DEFAULT),
+    ]
+    proposals = run(Search(arms, seed=seed), 60, lambda c: 100.0 * slow_by if "tile" in c else cost(c))
+    return [(one.candidate.backend, one.origin) for one in proposals]
+
+
+def test_a_backend_that_is_left_far_behind_leaves_the_race():
+    tried = two_backends(2 * LEFT_BEHIND_FACTOR)
+    assert [backend for backend, _ in tried].count("slow") == LEFT_BEHIND_AFTER
+    assert len(tried) == 60
+    assert {origin for backend, origin in tried[LEFT_BEHIND_AFTER + 1 :]} == {Origin.SAMPLER}
+
+
+def test_a_backend_that_is_not_far_behind_stays():
+    tried = two_backends(1.5)
+    assert [backend for backend, _ in tried].count("slow") > LEFT_BEHIND_AFTER + 1
+    assert ("slow", Origin.SAMPLER) in tried
+
+
+def test_what_is_served_is_tried_even_of_a_backend_that_left():
+    served = {"tile": 16, "decode": "arithmetic", "stages": 3}
+    search = Search([Arm("slow", SMALL, SMALL_DEFAULT, served=served), Arm("fast", LARGE, LARGE_DEFAULT)], seed=1)
+    search.tell(Candidate("fast", LARGE_DEFAULT), 1.0)
+    for stages in (1, 2):
+        search.tell(Candidate("slow", {"tile": 32, "decode": "lookup", "stages": stages}), 100.0)
+    search.tell(Candidate("slow", SMALL_DEFAULT), 100.0)
+    assert search.musts_to_propose
+    proposal = search.propose(trials_left=1)
+    assert proposal is not None
+    assert proposal.candidate == Candidate("slow", served)
+
+
+def test_a_search_that_one_backend_left_goes_on_where_it_was_after_resume():
+    """What was told decides who is in the race, in whatever process it was told."""
+    history = [(Candidate("slow", {"tile": tile, "decode": "lookup", "stages": 1}), 1000.0) for tile in TILES[:3]] + [
+        (Candidate("fast", LARGE_DEFAULT), 100.0)
+    ]
+    search = Search([Arm("slow", SMALL, SMALL_DEFAULT), Arm("fast", LARGE, LARGE_DEFAULT)], seed=2)
+    for candidate, time_us in history:
+        search.tell(candidate, time_us)
+    proposals = run(search, 20, cost_or_slow)
+    assert [p.candidate.backend for p in proposals] == ["slow", *["fast"] * 19]  # its default is a must
+    assert proposals[0].origin == Origin.DEFAULT
+
+
+def test_what_was_pending_of_a_backend_that_left_can_still_be_told():
+    arms = [Arm("slow", SMALL, SMALL_DEFAULT), Arm("fast", LARGE, LARGE_DEFAULT)]
+    search = Search(arms, seed=4)
+    proposals = [search.propose(trials_left=100) for _ in range(24)]
+    assert all(proposals)
+    for proposal in proposals:
+        search.tell(proposal.candidate, cost_or_slow(proposal.candidate.config))
+    assert {p.candidate.backend for p in run(search, 20, cost_or_slow)} == {"fast"}
+
+
+def cost_or_slow(config) -> float:
+    return 1000.0 if "tile" in config else cost(config)

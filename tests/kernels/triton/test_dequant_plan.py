@@ -265,7 +265,9 @@ def test_the_rule_of_thumb_splits_k_where_tiles_leave_the_card_idle():
 
     assert split("1x4096x7168") == 8
     assert split("1x129280x7168") == 1
-    assert split("e512k10:16x256x4096") == 1
+    assert split("e512k10:1x256x4096") == 8
+    assert split("e512k10:256x256x4096") == 2  # K is long: experts of many rows end sooner
+    assert split("e512k10:256x4096x1024") == 1
     assert split("33x256x7168") > 1
     assert split("4096x4096x7168") == 1
 
