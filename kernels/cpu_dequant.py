@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from .backend import Availability, Config, ConfigValue, Parameter, Space
-from .dequant_space import block_values, check_config, dequant_space
+from .dequant_space import block_values, check_config, check_gemm, dequant_space
 from .errors import UnsupportedError
 from .problem import Format, Op, OutDtype
 
@@ -64,7 +64,7 @@ class CpuDequant:
     def space(self, problem: Problem, device: Device) -> Space:
         """See the class."""
         self._check_device(device)
-        return self._space(problem, _thread_values(device.sms))
+        return self._space(problem, thread_values(device.sms))
 
     def default(self, problem: Problem, device: Device) -> dict[str, ConfigValue]:
         """What one writes first: look up, blocks of 256 rows, float32 (fast on every CPU), A · Bᵀ, all cores.
@@ -130,6 +130,7 @@ class CpuDequant:
             raise UnsupportedError(f"{self.name} computes on a CPU, not on {device.name}.")
 
     def _space(self, problem: Problem, threads: tuple[int, ...]) -> Space:
+        check_gemm(self.name, problem)
         # torch rounds a BF16 product to BF16, which is only enough where D is BF16 too.
         dtypes = ("float32", "bfloat16") if problem.out_dtype is OutDtype.BF16 else ("float32",)
         parameters = (
@@ -142,7 +143,7 @@ class CpuDequant:
         return dequant_space(problem, parameters, _MAX_BLOCK_BYTES)
 
 
-def _thread_values(cores: int) -> tuple[int, ...]:
+def thread_values(cores: int) -> tuple[int, ...]:
     """Powers of two below the number of cores, and all of them."""
     values = [1 << i for i in range(max(1, cores).bit_length()) if 1 << i < cores]
     return (*values, max(1, cores))

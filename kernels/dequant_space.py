@@ -58,6 +58,16 @@ def dequant_space(problem: Problem, parameters: Sequence[Parameter], max_bytes: 
     return Space(tuple(kept), (Constraint(sentence, fits),))
 
 
+def check_gemm(backend: str, problem: Problem) -> None:
+    """Refuse a fused layer, for backends that compute single products, dense and grouped.
+
+    Raises:
+        UnsupportedError: the problem is a moe problem.
+    """
+    if problem.op is Op.MOE:
+        raise UnsupportedError(f"{backend} computes dense and grouped GEMMs, and {problem.shape} is a fused layer.")
+
+
 def check_config(backend: str, config: Config, space: Space) -> None:
     """Refuse a config that is not in the space.
 

@@ -89,14 +89,22 @@ def quantize(x: torch.Tensor, *, scale: torch.Tensor | None = None) -> Quantized
     step = max(1, _CHUNK // k)
     for i, (values, codes_out, scales_out) in enumerate(zip(*matrices, strict=True)):
         for r in range(0, rows, step):
-            codes, sf = _quantize_rows(values[r : r + step], gs[i])
+            codes, sf = quantize_rows(values[r : r + step], gs[i])
             codes_out[r : r + step] = pack(codes)
             scales_out[r : r + step] = sf
     return Quantized(packed, scales, swizzle_128x4(scales), gs)
 
 
-def _quantize_rows(x: torch.Tensor, gs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes [rows, K] and E4M3 scales [rows, K/16] of `x` under the global scale `gs` (a scalar tensor)."""
+def quantize_rows(x: torch.Tensor, gs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise without a check and without waiting for a device.
+
+    Args:
+        x: floating point [rows, K], finite.
+        gs: the global scale, a scalar tensor, or one for each row, [rows, 1].
+
+    Returns:
+        Codes, uint8 [rows, K], and block scales, float8_e4m3fn [rows, K/16].
+    """
     groups = x.float().reshape(x.shape[0], -1, NVFP4_GROUP)
     amax = groups.abs().amax(dim=-1)
     sf = (gs * (amax * (1 / E2M1_MAX))).clamp_(max=E4M3_MAX).to(torch.float8_e4m3fn)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import OutOfMemoryError
 from .problem import NVFP4_GROUP, Format, Op, OutDtype, Routing
-from .routing import draw_offsets, drawn_load, max_rows
+from .routing import draw_offsets, drawn_load, drawn_tokens, max_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ _BANK = 1 << 24
 """Elements that are drawn and quantised at most for one operand; larger operands are put together from windows of
 such a bank, each at its own offset. Quantising all of e512k10:16x2048x4096 would take minutes on a small CPU."""
 
-_CHUNK_BYTES = 256 << 20
+CHUNK_BYTES = 256 << 20
 """What is set aside for the quantiser and the oracle, which work chunk by chunk, and at most for each of the two
 operands of a backend that decodes block by block."""
 
@@ -63,7 +63,7 @@ class Operands:
     """What a backend computes on.
 
     Attributes:
-        problem: the problem they belong to.
+        problem: the problem they belong to; the fields of a moe problem are those of `moe_operands.MoeOperands`.
         a: NVFP4 or BF16 [rows, K]; for grouped, rows sorted by expert.
         b: NVFP4 or BF16 [N, K]; for grouped [experts, N, K].
         offsets: int64 [experts + 1] on the CPU: expert e owns rows offsets[e]:offsets[e+1] of `a` and `out`;
@@ -82,7 +82,25 @@ class Operands:
     alpha: torch.Tensor
     out: torch.Tensor
     seed: int
-    packed: dict[str, Any] = field(default_factory=dict)
+    packed: dict[str, Any] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def routed(self) -> tuple[int, ...]:
+        """What tells sets of one problem apart: the operands of two sets that have it in common are equal."""
+        return () if self.offsets is None else tuple(self.offsets.tolist())
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights as they are kept."""
+        return bytes_of(self.b)
+
+    def with_own_weights(self) -> Operands:
+        """The same with copies of all weights, and nothing made of them yet."""
+        return replace(self, b=copy_of(self.b), packed={})
+
+    def deals(self) -> list[dict[str, Any]]:
+        """What to replace for the same rows to go to other experts, no expert twice; the first changes nothing."""
+        return [{}] if self.offsets is None else [{"offsets": offsets} for offsets in _deals(self.offsets)]
 
 
 def make_operands(problem: Problem, device: Device, seed: int) -> Operands:
@@ -103,29 +121,43 @@ def make_operands(problem: Problem, device: Device, seed: int) -> Operands:
 
     check_memory(problem, device)
     target = torch.device(device.torch_device)
+    if problem.op is Op.MOE:
+        from .moe_operands import make_moe_operands
+
+        return make_moe_operands(problem, target, seed)
     generator = torch.Generator().manual_seed(seed)
     grouped = problem.op is Op.GROUPED
     offsets = draw_offsets(problem, seed) if grouped else None
     rows = problem.m if offsets is None else int(offsets[-1])
     quantised_a, quantised_b = problem.format is Format.NVFP4, problem.format is not Format.BF16
-    a = _draw((rows, problem.k), generator, target, quantised=quantised_a)
+    a = draw((rows, problem.k), generator, target, quantised=quantised_a)
     b_shape = (problem.n, problem.k)
-    b = _draw((problem.experts, *b_shape) if grouped else b_shape, generator, target, quantised=quantised_b)
+    b = draw((problem.experts, *b_shape) if grouped else b_shape, generator, target, quantised=quantised_b)
     alpha = torch.ones(max(1, problem.experts), dtype=torch.float32, device=target)
     for operand in (a, b):
         if isinstance(operand, Quantized):
             alpha = alpha / operand.global_scale
-    out_dtype = {OutDtype.BF16: torch.bfloat16, OutDtype.FP16: torch.float16, OutDtype.FP32: torch.float32}
-    out = torch.empty(rows, problem.n, dtype=out_dtype[problem.out_dtype], device=target)
+    out = torch.empty(rows, problem.n, dtype=torch_dtype(problem.out_dtype), device=target)
     return Operands(problem, a, b, offsets, alpha, out, seed)
+
+
+def torch_dtype(out_dtype: OutDtype) -> torch.dtype:
+    """An output dtype as torch calls it."""
+    import torch
+
+    return {OutDtype.BF16: torch.bfloat16, OutDtype.FP16: torch.float16, OutDtype.FP32: torch.float32}[out_dtype]
 
 
 def touched_bytes(problem: Problem, seed: int) -> int:
     """Bytes that one call on the operands of (problem, seed) reads and writes at least, each once.
 
-    Scales count in one layout. Of a grouped problem only the experts that have rows are read; 0 if none has.
+    Scales count in one layout. Only experts that have rows are read. 0 for a grouped problem if none has; a moe
+    problem's output is written even then, and of its input the tokens are read that go to any of them.
     """
     rows, experts = drawn_load(problem, seed)
+    if problem.op is Op.MOE:
+        written = problem.operand_bytes - problem.weight_bytes - 2 * problem.m * problem.k
+        return experts * problem.expert_bytes + 2 * drawn_tokens(problem, seed) * problem.k + written
     one = replace(problem, m=1, op=Op.DENSE, experts=0, experts_total=0, top_k=0, routing=Routing.UNIFORM)
     of_a_row = one.operand_bytes - one.weight_bytes
     return rows * of_a_row + experts * one.weight_bytes if rows else 0
@@ -135,9 +167,9 @@ def operand_sets(operands: Operands, device: Device, *, sharing: int = 1) -> lis
     """Sets to rotate through, so that none of what a call reads is still in L2 when it runs.
 
     Between two runs on one set the others touch COLD_L2 times the L2. Every set has its own A and out. A dense set has
-    its own B. Grouped sets share one B, and each gives the same rows to experts that no other set uses; once too few
-    experts are left for that, B is copied and its experts are dealt again. Copies are equal byte for byte: dense sets
-    have the same result, and so have grouped sets with equal offsets.
+    its own B. Grouped and moe sets share their weights, and each gives the same rows to experts that no other set uses;
+    once too few experts are left for that, the weights are copied and their experts are dealt again. Copies are equal
+    byte for byte, so sets that have `Operands.routed` in common have the same result.
 
     Args:
         operands: the first set.
@@ -152,22 +184,20 @@ def operand_sets(operands: Operands, device: Device, *, sharing: int = 1) -> lis
     if device.kind == "cpu" or not touched:
         return [operands]
     wanted = min(MAX_SETS, 1 + math.ceil(COLD_L2 * (device.l2_bytes or _UNKNOWN_L2) / touched))
-    deals = [None] if operands.offsets is None else _deals(operands.offsets)
+    deals = operands.deals()
     # Beside out, a copy of a right result and, as every deal has its own, the reference in float32.
-    for_rows = _bytes_of(operands.a) + 2 * _bytes_of(operands.out) + 4 * operands.out.numel()
+    for_rows = bytes_of(operands.a) + 2 * bytes_of(operands.out) + 4 * operands.out.numel()
     left = _free_bytes(device) // (2 * sharing)
     base, sets = operands, [operands]
     for i in range(1, wanted):
         copies_b = i % len(deals) == 0
-        left -= for_rows + 2 * _bytes_of(operands.b) * copies_b
+        left -= for_rows + 2 * operands.weights_bytes * copies_b
         if left < 0:
             break
         if copies_b:
-            base = replace(operands, b=_copy(operands.b), packed={})
-        sets.append(
-            replace(base, a=_copy(operands.a), out=operands.out.new_empty(operands.out.shape),
-                    offsets=deals[i % len(deals)])
-        )  # fmt: skip
+            base = operands.with_own_weights()
+        own: dict[str, Any] = {"a": copy_of(operands.a), "out": operands.out.new_empty(operands.out.shape)}
+        sets.append(replace(base, **own, **deals[i % len(deals)]))
     return sets
 
 
@@ -190,11 +220,13 @@ def _tensors(x: Quantized | torch.Tensor) -> Sequence[torch.Tensor]:
     return (x.packed, x.scale, x.scale_128x4, x.global_scale) if isinstance(x, Quantized) else (x,)
 
 
-def _bytes_of(x: Quantized | torch.Tensor) -> int:
+def bytes_of(x: Quantized | torch.Tensor) -> int:
+    """Bytes of an operand as it is kept."""
     return sum(t.numel() * t.element_size() for t in _tensors(x))
 
 
-def _copy(x: Quantized | torch.Tensor) -> Quantized | torch.Tensor:
+def copy_of(x: Quantized | torch.Tensor) -> Quantized | torch.Tensor:
+    """A copy of an operand."""
     return Quantized(*(t.clone() for t in _tensors(x))) if isinstance(x, Quantized) else x.clone()
 
 
@@ -213,17 +245,26 @@ def required_bytes(problem: Problem) -> int:
     backend's); one copy of B in another layout (a backend may repack its weights); the bank that values are drawn
     from; and what is worked on chunk by chunk.
     """
+    if problem.op is Op.MOE:
+        from .moe_operands import moe_required_bytes
+
+        return moe_required_bytes(problem)
     rows = max_rows(problem)
     matrices = max(1, problem.experts)
     elements_a, elements_b, elements_d = rows * problem.k, matrices * problem.n * problem.k, rows * problem.n
-    bytes_a = _operand_bytes(1, rows, problem.k, quantised=problem.format is Format.NVFP4)
-    bytes_b = _operand_bytes(matrices, problem.n, problem.k, quantised=problem.format is not Format.BF16)
+    bytes_a = stored_bytes(1, rows, problem.k, quantised=problem.format is Format.NVFP4)
+    bytes_b = stored_bytes(matrices, problem.n, problem.k, quantised=problem.format is not Format.BF16)
     float32 = 4 * (elements_a + 2 * elements_d)
-    bank = 10 * min(_BANK + problem.k, max(elements_a, elements_b))
+    bank = bank_bytes(problem.k, max(elements_a, elements_b))
     # Blocks are decoded at 8 bytes an element, and have 32 rows at least, however large K is.
-    blocks = sum(max(min(_CHUNK_BYTES, 8 * e), 8 * 32 * problem.k) for e in (elements_a, elements_b))
-    chunks = _CHUNK_BYTES + blocks
+    blocks = sum(max(min(CHUNK_BYTES, 8 * e), 8 * 32 * problem.k) for e in (elements_a, elements_b))
+    chunks = CHUNK_BYTES + blocks
     return bytes_a + 2 * bytes_b + 4 * elements_d + float32 + bank + chunks
+
+
+def bank_bytes(k: int, elements: int) -> int:
+    """What drawing and quantising an operand of so many elements takes at most beside it, in bytes."""
+    return 10 * min(_BANK + k, elements)
 
 
 def check_memory(problem: Problem, device: Device) -> None:
@@ -240,7 +281,7 @@ def check_memory(problem: Problem, device: Device) -> None:
         )
 
 
-def _operand_bytes(matrices: int, rows: int, k: int, *, quantised: bool) -> int:
+def stored_bytes(matrices: int, rows: int, k: int, *, quantised: bool) -> int:
     """Bytes of an operand as it is kept: NVFP4 with both scale layouts, or BF16."""
     if not quantised:
         return matrices * rows * k * 2
@@ -249,10 +290,18 @@ def _operand_bytes(matrices: int, rows: int, k: int, *, quantised: bool) -> int:
     return matrices * (rows * (k // 2 + groups) + padded)
 
 
-def _draw(
-    shape: tuple[int, ...], generator: torch.Generator, target: torch.device, *, quantised: bool
+def draw(
+    shape: tuple[int, ...],
+    generator: torch.Generator,
+    target: torch.device,
+    *,
+    quantised: bool,
+    spread_of_experts: float = _SPREAD / 2,
 ) -> Quantized | torch.Tensor:
-    """One operand of `shape`, [rows, K] or [experts, rows, K]."""
+    """One operand of `shape`, [rows, K] or [experts, rows, K], of values as `make_operands` says.
+
+    The global scales of experts differ by 2^u, u uniform in ±`spread_of_experts`.
+    """
     import torch
 
     from . import nvfp4
@@ -284,7 +333,7 @@ def _draw(
         swizzled.copy_(nvfp4.swizzle_128x4(linear))
     factor = torch.ones(1)
     if stack:
-        factor = torch.empty(matrices).uniform_(-_SPREAD / 2, _SPREAD / 2, generator=generator).exp2_()
+        factor = torch.empty(matrices).uniform_(-spread_of_experts, spread_of_experts, generator=generator).exp2_()
     return Quantized(
         assemble(q.packed), scale.view(torch.float8_e4m3fn), scale_128x4, q.global_scale * factor.to(target)
     )

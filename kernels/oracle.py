@@ -14,6 +14,7 @@ from itertools import pairwise
 import torch
 from torch.nn.functional import pad
 
+from .moe_operands import MoeOperands
 from .nvfp4 import decode
 from .operands import Operands, Quantized
 
@@ -122,12 +123,16 @@ def reference(operands: Operands, *, dtype: torch.dtype = torch.float32) -> torc
     """D of `operands`, computed from the dequantised operands.
 
     Args:
-        operands: dense or grouped; `out` is not touched.
+        operands: `out` is not touched.
         dtype: what is accumulated and returned: float32, or float64 for small problems.
 
     Returns:
-        [rows, N] of `dtype` on the operands' device.
+        [rows, N], for moe [M, K], of `dtype` on the operands' device.
     """
+    if isinstance(operands, MoeOperands):
+        from .moe_oracle import moe_reference
+
+        return moe_reference(operands, dtype)
     expected = torch.empty(operands.out.shape, dtype=dtype, device=operands.out.device)
     for chunk in _chunks(operands, dtype):
         expected[chunk.rows, chunk.cols] = chunk.expected
@@ -143,6 +148,10 @@ def compare(out: torch.Tensor, operands: Operands, expected: torch.Tensor | None
         operands: what it was computed from.
         expected: `reference(operands)`, if it is at hand; else it is computed, and dropped, chunk by chunk.
     """
+    if isinstance(operands, MoeOperands):
+        from .moe_tolerance import MoeTolerance
+
+        return MoeTolerance(operands, reference(operands) if expected is None else expected).judge(out)
     bound = BOUNDS[out.dtype]
     faults = _Faults()
     sums = torch.zeros(3, dtype=torch.float64, device=out.device)  # |difference|^2, |expected|^2, <out, expected>
@@ -160,6 +169,13 @@ def compare(out: torch.Tensor, operands: Operands, expected: torch.Tensor | None
     if sentence:
         return Comparison(False, math.inf, math.inf, bound, faults.n_unwritten, faults.n_nonfinite, sentence)
     return _judge(tiles, sums.tolist(), out.numel(), bound)
+
+
+def unwritten_or_nonfinite(out: torch.Tensor) -> tuple[int, int, str]:
+    """(elements that hold the poison, other elements that are NaN or infinite, a sentence or nothing) of a result."""
+    faults = _Faults()
+    faults.scan(out, _Chunk(None, slice(0, out.shape[0]), slice(0, out.shape[1]), out))
+    return faults.n_unwritten, faults.n_nonfinite, faults.sentence(out.numel())
 
 
 class _Faults:

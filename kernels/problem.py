@@ -19,10 +19,11 @@ NVFP4_GROUP = 16
 
 
 class Op(StrEnum):
-    """The kind of GEMM."""
+    """What is computed: one GEMM, one GEMM per expert, or a whole fused mixture-of-experts layer."""
 
     DENSE = "dense"
     GROUPED = "grouped"
+    MOE = "moe"
 
 
 class Format(StrEnum):
@@ -42,16 +43,17 @@ class OutDtype(StrEnum):
 
 
 class Routing(StrEnum):
-    """How tokens are spread over experts in a grouped problem."""
+    """How tokens are spread over experts in a grouped or moe problem."""
 
     UNIFORM = "uniform"
     POWER_LAW = "power_law"
     ONE_HOT = "one_hot"
 
 
+_MOE_HEAD = "moe:"
 _OUT_BYTES = {OutDtype.BF16: 2, OutDtype.FP16: 2, OutDtype.FP32: 4}
 _SHAPE = re.compile(
-    r"(?:e(?P<experts>[0-9]{1,9})(?:of(?P<total>[0-9]{1,9}))?k(?P<top_k>[0-9]{1,9}):)?"
+    r"(?:(?P<moe>moe:)?e(?P<experts>[0-9]{1,9})(?:of(?P<total>[0-9]{1,9}))?k(?P<top_k>[0-9]{1,9}):)?"
     r"(?P<m>[0-9]{1,9})x(?P<n>[0-9]{1,9})x(?P<k>[0-9]{1,9})",
     re.ASCII,
 )
@@ -61,11 +63,15 @@ _SHAPE = re.compile(
 class Problem:
     """One GEMM: D[M,N] = A[M,K] · B[N,K]ᵀ, or for `grouped` one such product per expert on this rank.
 
+    `moe` is a fused mixture-of-experts layer: D[M,K] = the sum over a token's experts on this rank of
+    weight · W2[K,N] · (silu(W1[N,K] · x) * W3[N,K] · x), x quantised before the first product and the intermediate
+    before the second if the format has quantised activations (`docs/moe.md`).
+
     Attributes:
-        op: dense or grouped.
-        m: rows of A. For grouped, tokens before routing.
-        n: rows of B (columns of D), per expert for grouped.
-        k: the contracted dimension, in elements (not bytes).
+        op: dense, grouped or moe.
+        m: rows of A. For grouped and moe, tokens before routing.
+        n: rows of B (columns of D), per expert for grouped. For moe, the intermediate size on this rank.
+        k: the contracted dimension, in elements (not bytes). For moe, the hidden size.
         experts: experts on this rank; 0 for dense.
         experts_total: experts of the layer over all ranks; 0 for dense.
         top_k: experts that each token is sent to; 0 for dense.
@@ -74,7 +80,7 @@ class Problem:
         out_dtype: dtype of D.
 
     Raises:
-        InvalidInputError: a field is out of range, or K is no multiple of 16 with an NVFP4 format.
+        InvalidInputError: a field is out of range, or K (for moe also N) is no multiple of 16 with an NVFP4 format.
     """
 
     m: int
@@ -99,13 +105,18 @@ class Problem:
                 f"K must be a multiple of {NVFP4_GROUP} for {self.format.value}, because one scale covers "
                 f"{NVFP4_GROUP} elements of K, and is {self.k}."
             )
+        if self.op is Op.MOE and self.format is not Format.BF16 and self.n % NVFP4_GROUP:
+            raise InvalidInputError(
+                f"N must be a multiple of {NVFP4_GROUP} for a moe problem in {self.format.value}, because the second "
+                f"product contracts over N and one scale covers {NVFP4_GROUP} elements of it, and is {self.n}."
+            )
         if self.op is Op.DENSE:
             if self.experts or self.experts_total or self.top_k or self.routing is not Routing.UNIFORM:
                 raise InvalidInputError("A dense problem has no experts, top_k or routing.")
             return
         if not 1 <= self.experts <= self.experts_total <= MAX_EXPERTS:
             raise InvalidInputError(
-                f"A grouped problem needs 1 <= experts <= experts_total <= {MAX_EXPERTS}, and has "
+                f"A {self.op.value} problem needs 1 <= experts <= experts_total <= {MAX_EXPERTS}, and has "
                 f"experts {self.experts}, experts_total {self.experts_total}."
             )
         if not 1 <= self.top_k <= self.experts_total:
@@ -115,40 +126,59 @@ class Problem:
 
     @property
     def shape(self) -> str:
-        """The short text form: `16x2048x4096`, `e512k10:16x256x4096` or `e64of512k10:16x2048x4096`."""
+        """The short text form: `16x2048x4096`, `e64of512k10:16x2048x4096` or `moe:e512k10:16x128x4096`."""
         mnk = f"{self.m}x{self.n}x{self.k}"
         if self.op is Op.DENSE:
             return mnk
         of = "" if self.experts == self.experts_total else f"of{self.experts_total}"
-        return f"e{self.experts}{of}k{self.top_k}:{mnk}"
+        return f"{_MOE_HEAD if self.op is Op.MOE else ''}e{self.experts}{of}k{self.top_k}:{mnk}"
 
     @property
     def key(self) -> str:
-        """The full, unique text form: shape, routing, format and output dtype. Stable; stored."""
-        return f"{self.op.value}:{self.shape}:{self.routing.value}:{self.format.value}:{self.out_dtype.value}"
+        """The full, unique text form: op, shape, routing, format and output dtype. Stable; stored."""
+        shape = self.shape.removeprefix(_MOE_HEAD)
+        return f"{self.op.value}:{shape}:{self.routing.value}:{self.format.value}:{self.out_dtype.value}"
 
     @property
     def rows(self) -> int:
-        """Rows of D on this rank: M, or M·top_k·experts/experts_total rounded up (the average) for grouped."""
+        """Rows that experts compute on this rank: M, or M·top_k·experts/experts_total rounded up (the average)."""
         if self.op is Op.DENSE:
             return self.m
         return -(-self.m * self.top_k * self.experts // self.experts_total)
 
     @property
+    def flops_per_row(self) -> int:
+        """Multiply and add operations for one row: 2·N·K, three times that for moe (gate, up and down)."""
+        return (6 if self.op is Op.MOE else 2) * self.n * self.k
+
+    @property
     def flops(self) -> int:
-        """Multiply and add operations: 2·rows·N·K."""
-        return 2 * self.rows * self.n * self.k
+        """Multiply and add operations of the products: rows · flops_per_row."""
+        return self.rows * self.flops_per_row
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of the weights of one expert (of B for dense) in their format: for moe W1, W3 and W2."""
+        quantised = self.format is not Format.BF16
+        if self.op is Op.MOE:
+            return _matrix_bytes(2 * self.n, self.k, quantised=quantised) + _matrix_bytes(
+                self.k, self.n, quantised=quantised
+            )
+        return _matrix_bytes(self.n, self.k, quantised=quantised)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of B in its format: all experts of this rank for grouped."""
-        return max(1, self.experts) * _matrix_bytes(self.n, self.k, quantised=self.format is not Format.BF16)
+        """Bytes of the weights in their format: of all experts of this rank."""
+        return max(1, self.experts) * self.expert_bytes
 
     @property
     def operand_bytes(self) -> int:
-        """Bytes of A, B and D together, each once, in their formats."""
+        """Bytes of the input, the weights and D together, each once, in their formats. A moe's input is BF16."""
+        out_bytes = _OUT_BYTES[self.out_dtype]
+        if self.op is Op.MOE:
+            return self.weight_bytes + self.m * self.k * (2 + out_bytes)
         a = _matrix_bytes(self.rows, self.k, quantised=self.format is Format.NVFP4)
-        return a + self.weight_bytes + self.rows * self.n * _OUT_BYTES[self.out_dtype]
+        return a + self.weight_bytes + self.rows * self.n * out_bytes
 
 
 def _matrix_bytes(rows: int, k: int, *, quantised: bool) -> int:
@@ -166,8 +196,9 @@ def parse_shape(
     """Read a shape string.
 
     Args:
-        text: `MxNxK`, or `e<experts>[of<experts_total>]k<top_k>:MxNxK` for a grouped problem.
-        routing: routing of a grouped problem; ignored for dense.
+        text: `MxNxK`, or `e<experts>[of<experts_total>]k<top_k>:MxNxK` for a grouped problem, and the same after
+            `moe:` for a fused mixture-of-experts layer.
+        routing: routing of a grouped or moe problem; ignored for dense.
         format: operand format.
         out_dtype: dtype of D.
 
@@ -179,14 +210,15 @@ def parse_shape(
         shown = text if len(text) <= 60 else text[:57] + "..."
         raise InvalidInputError(
             f"{shown!r} is not a shape: write MxNxK (16x2048x4096) for dense, "
-            "or e<experts>[of<total>]k<top_k>:MxNxK (e512k10:16x256x4096) for grouped."
+            "e<experts>[of<total>]k<top_k>:MxNxK (e512k10:16x256x4096) for grouped, "
+            "or moe: and the same for a fused layer."
         )
     m, n, k = int(match["m"]), int(match["n"]), int(match["k"])
     if match["experts"] is None:
         return Problem(m, n, k, format=format, out_dtype=out_dtype)
     experts = int(match["experts"])
     return Problem(
-        m, n, k, Op.GROUPED, experts, int(match["total"] or experts), int(match["top_k"]),
+        m, n, k, Op.MOE if match["moe"] else Op.GROUPED, experts, int(match["total"] or experts), int(match["top_k"]),
         routing, format, out_dtype,
     )  # fmt: skip
 
@@ -200,8 +232,9 @@ def parse_key(key: str) -> Problem:
     try:
         op, rest = key.split(":", 1)
         shape, routing, format_, out_dtype = rest.rsplit(":", 3)
+        head = _MOE_HEAD if op == Op.MOE else ""
         problem = parse_shape(
-            shape, routing=Routing(routing), format=Format(format_), out_dtype=OutDtype(out_dtype)
+            head + shape, routing=Routing(routing), format=Format(format_), out_dtype=OutDtype(out_dtype)
         )  # fmt: skip
     except ValueError:
         problem, op = None, ""

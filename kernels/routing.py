@@ -1,7 +1,7 @@
-"""How many rows each expert of a grouped problem gets.
+"""Which experts the tokens of a grouped or moe problem go to.
 
-Only the counts matter to a grouped GEMM: its rows are sorted by expert. All draws are seeded and made on the CPU,
-so that a seed means the same rows on every device.
+Only the counts matter to a grouped GEMM, whose rows are sorted by expert; a fused layer is given the experts of every
+token. All draws are seeded and made on the CPU, so that a seed means the same rows on every device.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from .errors import InvalidInputError
 from .problem import Op, Problem, Routing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
 POWER_LAW_EXPONENT = 1.2
@@ -54,7 +56,7 @@ def draw_offsets(problem: Problem, seed: int) -> torch.Tensor:
     - one_hot: every token goes to experts 0 to top_k - 1, the most uneven routing that there is.
 
     Args:
-        problem: a grouped problem.
+        problem: a grouped or moe problem.
         seed: decides the draw together with the problem.
 
     Returns:
@@ -67,22 +69,26 @@ def draw_offsets(problem: Problem, seed: int) -> torch.Tensor:
     """
     import torch
 
-    if problem.op is not Op.GROUPED:
-        raise InvalidInputError(f"{problem.shape} is a dense problem, which has no routing.")
     counts = torch.zeros(problem.experts_total, dtype=torch.int64)
-    if problem.routing is Routing.ONE_HOT:
-        counts[: problem.top_k] = problem.m
-    else:
-        generator = torch.Generator().manual_seed(seed)
-        log_odds = torch.zeros(problem.experts_total)
-        if problem.routing is Routing.POWER_LAW:
-            log_odds = _popularity(problem.experts_total, generator).log()
-        step = max(1, _CHUNK // problem.experts_total)
-        for start in range(0, problem.m, step):
-            counts += _draw_counts(min(step, problem.m - start), problem.top_k, log_odds, generator)
+    for chosen in _draws(problem, seed):
+        counts += torch.bincount(chosen.flatten(), minlength=problem.experts_total)
     offsets = torch.zeros(problem.experts + 1, dtype=torch.int64)
     torch.cumsum(counts[: problem.experts], dim=0, out=offsets[1:])
     return offsets
+
+
+def draw_experts(problem: Problem, seed: int) -> torch.Tensor:
+    """The experts of every token, by the same draw as `draw_offsets`: int64 [M, top_k] on the CPU.
+
+    They are numbered over the whole layer, 0 to experts_total - 1, and different within a row; those below
+    `problem.experts` are on this rank.
+
+    Raises:
+        InvalidInputError: the problem is dense.
+    """
+    import torch
+
+    return torch.cat(list(_draws(problem, seed)))
 
 
 @lru_cache(maxsize=1024)
@@ -92,6 +98,37 @@ def drawn_load(problem: Problem, seed: int) -> tuple[int, int]:
         return problem.m, 1
     offsets = draw_offsets(problem, seed)
     return int(offsets[-1]), int((offsets.diff() > 0).sum())
+
+
+@lru_cache(maxsize=1024)
+def drawn_tokens(problem: Problem, seed: int) -> int:
+    """Tokens that go to any expert on this rank; M for dense."""
+    if problem.op is Op.DENSE or problem.experts == problem.experts_total:
+        return problem.m
+    return sum(int((chosen < problem.experts).any(dim=1).sum()) for chosen in _draws(problem, seed))
+
+
+def _draws(problem: Problem, seed: int) -> Iterator[torch.Tensor]:
+    """The experts of every token, some tokens at a time: int64 [tokens, top_k].
+
+    Raises:
+        InvalidInputError: the problem is dense.
+    """
+    import torch
+
+    if problem.op is Op.DENSE:
+        raise InvalidInputError(f"{problem.shape} is a dense problem, which has no routing.")
+    step = max(1, _CHUNK // problem.experts_total)
+    generator = torch.Generator().manual_seed(seed)
+    log_odds = torch.zeros(problem.experts_total)
+    if problem.routing is Routing.POWER_LAW:
+        log_odds = _popularity(problem.experts_total, generator).log()
+    for start in range(0, problem.m, step):
+        tokens = min(step, problem.m - start)
+        if problem.routing is Routing.ONE_HOT:
+            yield torch.arange(problem.top_k).expand(tokens, -1)
+        else:
+            yield _draw_experts(tokens, problem.top_k, log_odds, generator)
 
 
 def _popularity(experts: int, generator: torch.Generator) -> torch.Tensor:
@@ -104,8 +141,8 @@ def _popularity(experts: int, generator: torch.Generator) -> torch.Tensor:
     return popularity
 
 
-def _draw_counts(tokens: int, top_k: int, log_odds: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Tokens that each expert gets from `tokens` tokens; int64 [experts_total].
+def _draw_experts(tokens: int, top_k: int, log_odds: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The experts of `tokens` tokens; int64 [tokens, top_k].
 
     Adding Gumbel noise to log odds and taking the largest k samples without replacement with these odds
     (Gumbel-top-k: Vieira 2014; Kool, van Hoof and Welling 2019).
@@ -114,7 +151,6 @@ def _draw_counts(tokens: int, top_k: int, log_odds: torch.Tensor, generator: tor
 
     experts = log_odds.numel()
     if top_k == experts:
-        return torch.full((experts,), tokens)
+        return torch.arange(experts).expand(tokens, -1)
     noise = torch.empty(tokens, experts).exponential_(generator=generator).log_()
-    chosen = (log_odds - noise).topk(top_k, dim=1, sorted=False).indices
-    return torch.bincount(chosen.view(-1), minlength=experts)
+    return (log_odds - noise).topk(top_k, dim=1, sorted=False).indices

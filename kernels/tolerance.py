@@ -16,6 +16,8 @@ import math
 import torch
 from torch.nn.functional import pad
 
+from .moe_operands import MoeOperands
+from .moe_tolerance import MoeTolerance
 from .operands import Operands
 from .oracle import BOUNDS, ELEMENT_REL, ELEMENT_RMS, FLOOR, TILE, allowed_error
 
@@ -24,6 +26,11 @@ _STRICTER = 1e-4
 
 _CHUNK = 1 << 23
 """Elements that are looked at in a piece: a few float32 copies of so many exist at a time, 32 MiB each."""
+
+
+def tolerance_for(operands: Operands, expected: torch.Tensor) -> Tolerance | MoeTolerance:
+    """What results of `operands` may be, with `oracle.reference(operands)` at hand."""
+    return MoeTolerance(operands, expected) if isinstance(operands, MoeOperands) else Tolerance(operands, expected)
 
 
 class Tolerance:

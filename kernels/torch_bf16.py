@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _torch_cuda
 from .backend import Availability, Config, ConfigValue, Constraint, Parameter, Space
-from .dequant_space import check_config
+from .dequant_space import check_config, check_gemm
 from .errors import OutOfMemoryError, UnsupportedError
 from .operands import Quantized, required_bytes
 from .problem import Format, Op, OutDtype
@@ -119,6 +119,7 @@ class TorchBf16:
 
 def _space(problem: Problem, capability: tuple[int, int] | None) -> Space:
     """The space on a device of this compute capability; None for operands on a CPU, where torch can do all of it."""
+    check_gemm(TorchBf16.name, problem)
     reductions = ("float32", "bfloat16") if problem.out_dtype is OutDtype.BF16 else ("float32",)
     parameters = (
         Parameter("library", ("cublas", "cublaslt")),

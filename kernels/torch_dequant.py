@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from . import _torch_cuda
 from .backend import Availability, Config, ConfigValue, Parameter, Space
-from .dequant_space import block_values, check_config, dequant_space
+from .dequant_space import block_values, check_config, check_gemm, dequant_space
 from .errors import UnsupportedError
 from .problem import Format, Op, OutDtype
 
@@ -96,6 +96,7 @@ class TorchDequant:
 
 
 def _space(problem: Problem) -> Space:
+    check_gemm(TorchDequant.name, problem)
     dtypes: tuple[ConfigValue, ...] = ("bfloat16", "float16") if problem.format is Format.NVFP4 else ("bfloat16",)
     if problem.out_dtype is not OutDtype.BF16 and not _torch_cuda.wide_products():
         is_enough = problem.out_dtype is OutDtype.FP16 and "float16" in dtypes

@@ -52,13 +52,23 @@ _GROUPED = (
     ("e4of16k2:64x200x64", Routing.POWER_LAW),
     ("e1of64k1:1x72x80", Routing.UNIFORM),
 )  # fmt: skip
-_OTHER_FORMATS = ("1x72x80", "17x200x208", "128x72x80", "e8k2:17x72x80", "e4of16k2:64x72x208")
+_MOE = (
+    # A token, a tile of tokens, an expert or a rank that gets nothing, more rows an expert than any tile has.
+    ("moe:e8k2:1x16x64", Routing.UNIFORM),
+    ("moe:e8k2:17x48x80", Routing.UNIFORM),
+    ("moe:e6k2:300x32x48", Routing.ONE_HOT),
+    ("moe:e16k4:200x64x96", Routing.POWER_LAW),
+    ("moe:e64k1:3x32x32", Routing.UNIFORM),
+    ("moe:e4of16k2:64x48x64", Routing.UNIFORM),
+    ("moe:e1of64k1:1x16x48", Routing.UNIFORM),
+)
+_OTHER_FORMATS = ("1x72x80", "17x200x208", "128x72x80", "e8k2:17x72x80", "e4of16k2:64x72x208", "moe:e8k2:17x48x80")
 
 
 def problems() -> list[Problem]:
     """Small problems that between them hold every trap of shape, routing, format and output dtype."""
     found = [parse_shape(shape) for shape in _DENSE]
-    found += [parse_shape(shape, routing=routing) for shape, routing in _GROUPED]
+    found += [parse_shape(shape, routing=routing) for shape, routing in (*_GROUPED, *_MOE)]
     for shape, format_, out_dtype in itertools.product(_OTHER_FORMATS, Format, OutDtype):
         if (format_, out_dtype) != (Format.NVFP4, OutDtype.BF16):
             found.append(parse_shape(shape, format=format_, out_dtype=out_dtype))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
-import os
-import re
 import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata, util
@@ -15,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..kernels import _cuda_driver
 from ..kernels.backend import family
+from ..kernels.cuda_stack import TOOLKIT, CudaStack, conflicts, dotted, jobs_that_fit, why_cudnn_too_old
 from ..kernels.device import Device, device_uuid, driver_version, torch_problem
 from ..kernels.errors import Fp4tuneError
 from ..kernels.nvml import in_mig_mode, is_slice, nvml_session
@@ -25,12 +23,8 @@ from .workers.device_lock import DeviceLock
 if TYPE_CHECKING:
     from ..kernels.backend import Backend
 
-NVCC_S = 20.0
-"""Seconds that `nvcc --version` gets: it may lie on a network file system."""
-
-
-TOOLKIT = Path("/usr/local/cuda/bin")
-"""Where NVIDIA's packages of the CUDA toolkit put nvcc, often without putting it on PATH."""
+OLDEST_CUDNN = (9, 10, 2)
+"""First cuDNN that FlashInfer multiplies NVFP4 with (its own check, up to 0.7.4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +100,8 @@ def _nvml() -> Check:
 
 
 def _compilers() -> Iterator[Check]:
-    yield _nvcc()
+    stack = CudaStack(toolkit=TOOLKIT)  # looked at anew, whatever this process has seen before
+    yield _nvcc(stack)
     nvrtc = _nvrtc()
     yield Check(
         "NVRTC",
@@ -120,23 +115,27 @@ def _compilers() -> Iterator[Check]:
     yield Check(
         "C compiler", compiler is not None, compiler or "no cc, gcc or clang; Triton builds its launchers with one"
     )
+    yield from _cuda(stack)
 
 
-def _nvcc() -> Check:
-    """Whether nvcc is where compilers of kernels look for it: CUDA_HOME, then PATH, then TOOLKIT."""
-    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
-    places = [f"{home}/bin" for home in homes if home]
-    path = next(filter(None, (shutil.which("nvcc", path=place) for place in (*places, None, str(TOOLKIT)))), None)
-    if path is None:
-        return Check("nvcc", False, f"not under CUDA_HOME, on PATH or in {TOOLKIT}; Humming then needs NVRTC")
-    try:
-        said = subprocess.run(  # noqa: S603 - the compiler that kernels would be built with
-            [path, "--version"], capture_output=True, text=True, check=True, timeout=NVCC_S
-        ).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        return Check("nvcc", False, f"{path} does not run ({type(error).__name__})")
-    release = re.search(r"release (\d+\.\d+)", said)
-    return Check("nvcc", True, f"{path}, CUDA {release[1] if release else 'of an unknown version'}")
+def _nvcc(stack: CudaStack) -> Check:
+    found = stack.nvcc
+    if found is None:
+        return Check("nvcc", False, f"{stack.why_no_nvcc.removesuffix('.')}; Humming then needs NVRTC")
+    return Check("nvcc", True, f"{found.path}, CUDA {dotted(found.version)}")
+
+
+def _cuda(stack: CudaStack) -> Iterator[Check]:
+    """CUDA versions that would meet in one process, cuDNN, and how many compilers run side by side."""
+    clashes = conflicts(stack)
+    yield Check("CUDA versions", not clashes, " ".join(clashes) or "no two major versions")
+    cudnn = why_cudnn_too_old(OLDEST_CUDNN, "flashinfer.cudnn", stack=stack)
+    parts = [dotted(version) for version in (stack.cudnn_version, stack.cudnn_frontend_version) if version]
+    yield Check("cuDNN", not cudnn, cudnn or f"{parts[0]}, frontend {parts[-1]}")
+    fit = jobs_that_fit(stack=stack)
+    jobs = str(stack.max_jobs) if stack.max_jobs else f"unset, {stack.jobs} compilers at once"
+    too_many = f"; memory holds {fit} of CUTLASS's kernels: set MAX_JOBS={fit}"
+    yield Check("MAX_JOBS", stack.jobs <= fit, jobs if stack.jobs <= fit else jobs + too_many)
 
 
 def _nvrtc() -> str:

@@ -24,6 +24,7 @@ from .clocks import Loaded, Run
 if TYPE_CHECKING:
     import torch
 
+    from ..kernels.moe_tolerance import MoeTolerance
     from ..kernels.operands import Operands
     from ..kernels.tolerance import Tolerance
 
@@ -55,24 +56,24 @@ class Gate:
     """The expected results of one problem's operand sets, and the comparison with them.
 
     Args:
-        sets: operand sets; those with equal offsets have equal operands.
+        sets: operand sets; those that have `routed` in common have equal operands.
         device: where they are.
         timeout_s: what one call may take, in seconds.
     """
 
     def __init__(self, sets: Sequence[Operands], device: Device, *, timeout_s: float) -> None:
         from ..kernels.oracle import reference
-        from ..kernels.tolerance import Tolerance
+        from ..kernels.tolerance import tolerance_for
 
         self._sets = sets
         self._device = device
         self._timeout_s = timeout_s
-        self._keys = [() if s.offsets is None else tuple(s.offsets.tolist()) for s in sets]
-        self._expected: dict[tuple[int, ...], tuple[torch.Tensor, Tolerance]] = {}
+        self._keys = [s.routed for s in sets]
+        self._expected: dict[tuple[int, ...], tuple[torch.Tensor, Tolerance | MoeTolerance]] = {}
         for key, operands in zip(self._keys, sets, strict=True):
             if key not in self._expected:
                 expected = reference(operands)
-                self._expected[key] = expected, Tolerance(operands, expected)
+                self._expected[key] = expected, tolerance_for(operands, expected)
         self._right: dict[tuple[int, ...], torch.Tensor] = {}
 
     def run_alone(self, run: Run) -> Passed:

@@ -78,7 +78,7 @@ def floor_us(problem: Problem, roofs: Roofs, seed: int, device: Device) -> float
     if major >= _FP4_CAPABILITY and problem.format is Format.NVFP4:
         return bytes_us
     rows, _ = drawn_load(problem, seed)
-    return max(bytes_us, 2 * rows * problem.n * problem.k / roofs.bf16_flops_per_s * 1e6)
+    return max(bytes_us, rows * problem.flops_per_row / roofs.bf16_flops_per_s * 1e6)
 
 
 def _median_us(device: Device, call: Callable[[], object]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..backend import Availability, Config, ConfigValue, Space, StaticFacts
-from ..dequant_space import check_config
+from ..dequant_space import check_config, check_gemm
 from ..errors import UnsupportedError
 from .figures import figures_of
 from .plan import Plan, heuristic_rows, make_plan, target, unfit_device
@@ -196,6 +196,7 @@ def known(problem: Problem, device: Device) -> Known:
     Raises:
         UnsupportedError: Humming cannot run the problem on the device, or cannot be used.
     """
+    check_gemm(Humming.name, problem)
     return Known(problem, device)
 
 

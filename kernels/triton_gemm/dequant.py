@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..backend import Availability, config_key
-from ..dequant_space import check_config
+from ..dequant_space import check_config, check_gemm
 from ..errors import UnsupportedError
 from ..problem import Format, Op, OutDtype
 from .compiler import bind, compile_kernel, parse_capability, triton_versions, why_no_triton
@@ -91,6 +91,7 @@ class TritonDequant:
         """
         import torch
 
+        check_gemm(self.name, problem)
         check_problem(self.name, problem)
         device = operands.out.device
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
@@ -110,6 +111,7 @@ class TritonDequant:
         unfit = _unfit(device)
         if unfit:
             raise UnsupportedError(f"{self.name} cannot be used. {unfit}")
+        check_gemm(self.name, problem)
         check_problem(self.name, problem)
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..backend import Availability, StaticFacts, config_key
-from ..dequant_space import check_config
+from ..dequant_space import check_config, check_gemm
 from ..errors import UnsupportedError
 from .compiler import bind, compile_kernel, parse_capability, triton_version, triton_versions, why_no_triton
 from .facts import native_ptx, refuse_unfit, static_facts
@@ -69,11 +69,13 @@ class TritonNative:
     def space(self, problem: Problem, device: Device) -> Space:
         """The search space. Raises UnsupportedError."""
         self._check(device)
+        check_gemm(self.name, problem)
         return native_space(problem, device)
 
     def default(self, problem: Problem, device: Device) -> dict[str, ConfigValue]:
         """An untuned guess. Raises UnsupportedError."""
         self._check(device)
+        check_gemm(self.name, problem)
         return native_default(problem, device)
 
     def seeds(self, problem: Problem, device: Device) -> Sequence[Config]:

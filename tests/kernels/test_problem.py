@@ -24,7 +24,16 @@ def grouped(draw):
     )  # fmt: skip
 
 
-@given(st.one_of(dense, grouped()))
+@st.composite
+def moe(draw):
+    p = draw(grouped())
+    n = p.n if p.format is Format.BF16 else draw(groups)
+    return Problem(
+        p.m, n, p.k, Op.MOE, p.experts, p.experts_total, p.top_k, p.routing, p.format, p.out_dtype
+    )  # fmt: skip
+
+
+@given(st.one_of(dense, grouped(), moe()))
 def test_shape_and_key_are_read_back(problem):
     again = parse_shape(
         problem.shape, routing=problem.routing, format=problem.format, out_dtype=problem.out_dtype
@@ -34,12 +43,13 @@ def test_shape_and_key_are_read_back(problem):
     assert len(problem.key.split(":")) == (5 if problem.op is Op.DENSE else 6)
 
 
-@given(st.one_of(dense, grouped()))
+@given(st.one_of(dense, grouped(), moe()))
 def test_what_a_problem_costs(problem):
     assert problem.rows >= 1
-    assert problem.flops == 2 * problem.rows * problem.n * problem.k
+    products = 3 if problem.op is Op.MOE else 1
+    assert problem.flops == 2 * problem.rows * problem.n * problem.k * products
     assert problem.weight_bytes < problem.operand_bytes
-    if problem.op is Op.GROUPED:
+    if problem.op is not Op.DENSE:
         assert problem.rows <= problem.m * min(problem.top_k, problem.experts)
 
 
@@ -48,6 +58,10 @@ def test_known_costs():
     assert problem.rows == 160
     assert problem.weight_bytes == 512 * 256 * (2048 + 256)
     assert parse_shape("e64of512k10:16x2048x4096").rows == 20
+    layer = parse_shape("moe:e512k10:16x128x4096")
+    assert layer.weight_bytes == 512 * (256 * (2048 + 256) + 4096 * (64 + 8))
+    assert layer.operand_bytes - layer.weight_bytes == 16 * 4096 * (2 + 2)
+    assert layer.key == "moe:e512k10:16x128x4096:uniform:nvfp4:bf16"
     assert parse_shape("16x32x64", format=Format.BF16).operand_bytes == 2 * (16 * 64 + 32 * 64 + 16 * 32)
     assert parse_shape("16x32x64", out_dtype=OutDtype.FP32).operand_bytes == (16 + 32) * (32 + 4) + 4 * 16 * 32
 
@@ -69,7 +83,7 @@ def test_any_text_is_a_problem_or_one_sentence(text):
         "", "x", "16x2048", "16x2048x4096x1", "16x2048x-4096", "16x2048x4096 ", "16X2048X4096", "1e3x16x16", "٣x16x16",
         "16x16x16\n", "e8:16x16x16", "k2:16x16x16", "e8k2:16x16", "e8of4k2:16x16x16", "e8k9:16x16x16", "e0k1:16x16x16",
         "0x16x16", "16x0x16", "16x16x0", "16x16x24", f"{MAX_DIM + 1}x16x16", f"e{MAX_EXPERTS + 1}k1:1x16x16",
-        "9" * 5000 + "x16x16",
+        "9" * 5000 + "x16x16", "moe:16x16x16", "moe:e8k2:16x24x16", "moe:moe:e8k2:16x16x16", "MOE:e8k2:16x16x16",
     ],
 )  # fmt: skip
 def test_what_is_no_shape(text):
@@ -82,7 +96,8 @@ def test_what_is_no_shape(text):
     [
         "dense:16x16x16", "grouped:16x16x16:uniform:nvfp4:bf16", "dense:e8k2:16x16x16:uniform:nvfp4:bf16",
         "dense:016x16x16:uniform:nvfp4:bf16", "grouped:e8of8k2:16x16x16:uniform:nvfp4:bf16",
-        "dense:16x16x16:uniform:nvfp4:bf17", "dense:16x16x16:one_hot:nvfp4:bf16:",
+        "dense:16x16x16:uniform:nvfp4:bf17",
+        "grouped:moe:e8k2:16x16x16:uniform:nvfp4:bf16", "dense:16x16x16:one_hot:nvfp4:bf16:",
     ],
 )  # fmt: skip
 def test_what_is_no_key(key):
