@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from .errors import NotFoundError, UnsupportedError
 
@@ -167,7 +167,10 @@ class StaticFacts:
 
 @runtime_checkable
 class Compiling(Protocol):
-    """A backend whose configs are compiled, so that they can be compiled ahead, elsewhere, while the device is busy."""
+    """A backend whose configs are compiled, so that they can be compiled ahead, elsewhere, while the device is busy.
+
+    Its class may say more, as `compile_memory_bytes` and `compile_s`: see `CompileNeed`.
+    """
 
     def compile(self, problem: Problem, device: Device, config: Config) -> StaticFacts:
         """Compile a config into the backend's cache on disk, where `prepare` in another process finds it.
@@ -180,6 +183,24 @@ class Compiling(Protocol):
                 the compiler's.
         """
         ...
+
+
+class CompileNeed(NamedTuple):
+    """What one compilation takes where that is more than a pool gives every compiler.
+
+    Attributes:
+        memory_bytes: peak memory of the process that compiles with all that it starts; the attribute
+            `compile_memory_bytes` of a backend's class.
+        seconds: what it may take before it is given up, on a busy core; the attribute `compile_s`.
+    """
+
+    memory_bytes: int = 0
+    seconds: float = 0.0
+
+
+def compile_need(backend: object) -> CompileNeed:
+    """What a compiling backend, or its class, says that it needs; zeros where it says nothing."""
+    return CompileNeed(getattr(backend, "compile_memory_bytes", 0), getattr(backend, "compile_s", 0.0))
 
 
 @runtime_checkable

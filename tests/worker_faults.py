@@ -281,6 +281,22 @@ class FaultyCompiler(Faulty):
         return replace(facts, instructions={"f": lambda: None}) if what == "unpicklable" else facts  # type: ignore[dict-item]
 
 
+class HeavyCompiler(FaultyCompiler):
+    """The same with a compiler that takes much, and writes down when it ran. Family `heavy`."""
+
+    name = "heavy.kernel"
+    compile_memory_bytes = 5 << 30
+    compile_s = 40.0
+
+    def compile(self, problem: Problem, device: Device, config: Config) -> StaticFacts:
+        began = time.monotonic()
+        facts = super().compile(problem, device, config)
+        if path := os.environ.get("FP4TUNE_TEST_COMPILED"):
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(f"{began} {time.monotonic()}\n")
+        return facts
+
+
 class GpuFaulty(Faulty):
     """A backend of a GPU whose config names a kernel of triton_faults. Family `gpufaulty`."""
 

@@ -29,6 +29,7 @@ _CACHES = (
     _Cache("triton", "TRITON_CACHE_DIR", "TRITON_HOME", ".triton/cache"),  # triton/knobs.py, cache_knobs
     _Cache("humming", "HUMMING_CACHE_DIR", "", ".humming/cache"),  # humming/utils/jit.py
     _Cache("humming", "HUMMING_TMP_DIR", "", ".humming/tmp"),
+    _Cache("cutlass", "FP4TUNE_CUTLASS_CACHE_DIR", "", ".cache/fp4tune/cutlass"),  # kernels/cutlass_gemm/builder.py
 )
 
 

@@ -19,8 +19,8 @@ from ...kernels.errors import UnsupportedError
 from .caches import unwritable
 from .inside import COMPILER, Compiled
 from .process import FailedInsideError, WorkerDiedError, WorkerError, WorkerProcess, WorkerTimeoutError
-from .resources import free_bytes, tree_bytes, usable_cores
-from .spec import BackendSpec, own_sys_path
+from .resources import MemoryBudget, free_bytes, tree_bytes, usable_cores
+from .spec import BackendSpec, needs_of, own_sys_path
 
 if TYPE_CHECKING:
     from ...kernels.problem import Problem
@@ -64,7 +64,7 @@ _URGENT, _LATER = 0, 1
 
 
 class _TookTooMuch(Exception):  # noqa: N818 - not an error that leaves this module
-    """A compiler took more memory than its share: so many bytes."""
+    """A compiler took more memory than it was given: so many bytes."""
 
     def __init__(self, taken: int) -> None:
         super().__init__()
@@ -81,6 +81,9 @@ class _Job:
 class CompilePool:
     """Compiles configs of backends that are `Compiling`, each in one of a few processes.
 
+    A backend whose compiler takes more memory or time than others says so (`CompileNeed`): what is being compiled never
+    needs more memory than all may take, so such compilers run fewer at a time, one if it must be.
+
     Whatever a compiler does costs its own config alone: a process that dies, hangs or takes too much memory is
     replaced. `close` ends all of them and what they started; it may be called twice. They end with the tuner in any
     case.
@@ -90,13 +93,13 @@ class CompilePool:
         max_workers: most processes; None for what the machine allows: cores less two (one for the worker that
             measures, one for the tuner), and memory.
         memory_bytes: what all of them may take together; None for three quarters of what is free now.
-        deadline_s: what one config may take, in seconds.
+        deadline_s: what one config may take, in seconds, where its backend does not ask for more.
         sys_path: entries for the processes' `sys.path`; None for this process's.
         preload: modules that a process imports before its first config.
 
     Attributes:
         size: most processes at a time.
-        share_bytes: what one of them may take, what it started included.
+        share_bytes: what one of them may take, what it started included, where its backend does not ask for more.
         refused: families whose cache cannot be written, each with a sentence that says what to do.
     """
 
@@ -116,6 +119,8 @@ class CompilePool:
         self.size = max(1, min(most, memory // ASSUMED_BYTES))
         self.share_bytes = memory // self.size
         self.refused = unwritable({family(name) for name in backends})
+        self._budget = MemoryBudget(memory)
+        self._needs = needs_of(backends)
         self._spec = backends
         self._device = device
         self._deadline_s = deadline_s
@@ -167,6 +172,7 @@ class CompilePool:
             already, self._closed = self._closed, True
         if already:
             return
+        self._budget.close()
         with contextlib.suppress(queue.Empty):
             while True:
                 _, _, job = self._jobs.get_nowait()
@@ -193,7 +199,8 @@ class CompilePool:
         while (job := self._jobs.get()[2]) is not None:
             if job.future.set_running_or_notify_cancel():
                 try:
-                    worker, compiled = self._compile(worker, job)
+                    with self._budget.reserve(self._wanted(job)) as given:
+                        worker, compiled = self._compile(worker, job, given)
                 except Exception as error:  # noqa: BLE001 - no thread of the pool may end with a job in its hands
                     worker = self._end(worker)
                     compiled = Compiled(TrialStatus.COMPILE_FAILED, None, f"{type(error).__name__}: {error}", 0.0)
@@ -202,7 +209,11 @@ class CompilePool:
                 self._unfinished -= 1
         self._end(worker)
 
-    def _compile(self, worker: WorkerProcess | None, job: _Job) -> tuple[WorkerProcess | None, Compiled]:
+    def _wanted(self, job: _Job) -> int:
+        """Memory that a config's compiler is given, in bytes."""
+        return max(self.share_bytes, self._needs[job.candidate.backend].memory_bytes)
+
+    def _compile(self, worker: WorkerProcess | None, job: _Job, given: int) -> tuple[WorkerProcess | None, Compiled]:
         """Compile one config in `worker`, or in a new one. The process to go on with, and the result."""
         if worker is not None and (not worker.alive or tree_bytes(worker.pid) > self.share_bytes // 2):
             worker = self._end(worker)  # it died idle, or earlier configs left too little for this one
@@ -211,12 +222,13 @@ class CompilePool:
         try:
             worker = worker or self._begin()
             start, pid = time.monotonic(), worker.pid
+            deadline_s = max(self._deadline_s, self._needs[job.candidate.backend].seconds)
             compiled: Compiled = worker.request(
-                "compile", job.problem, job.candidate, deadline_s=self._deadline_s, watch=lambda: self._watch(pid)
+                "compile", job.problem, job.candidate, deadline_s=deadline_s, watch=lambda: self._watch(pid, given)
             )
         except _TookTooMuch as error:
             text = (
-                f"The compiler took {error.taken / 2**30:.2f} GiB of memory, and {self.share_bytes / 2**30:.2f} GiB "
+                f"The compiler took {error.taken / 2**30:.2f} GiB of memory, and {given / 2**30:.2f} GiB "
                 f"are its share with {self.size} at a time; it was ended."
             )
         except WorkerTimeoutError as error:
@@ -229,9 +241,9 @@ class CompilePool:
             return worker, compiled
         return self._end(worker), Compiled(status, None, text, time.monotonic() - start)
 
-    def _watch(self, pid: int) -> None:
+    def _watch(self, pid: int, given: int) -> None:
         taken = tree_bytes(pid)
-        if taken > self.share_bytes:
+        if taken > given:
             raise _TookTooMuch(taken)
 
     def _begin(self) -> WorkerProcess:

@@ -8,12 +8,57 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
 from ...kernels import _host
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class MemoryBudget:
+    """Memory that several threads share: each takes its part before it starts something, and waits while there is none.
+
+    First come, first served: what needs much is not passed over for ever by what needs little.
+
+    Args:
+        total_bytes: all of it.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self._changed = threading.Condition()
+        self._taken = 0
+        self._waiting: deque[object] = deque()
+        self._closed = False
+
+    @contextlib.contextmanager
+    def reserve(self, n_bytes: int) -> Iterator[int]:
+        """Hold so many bytes; all that there are if it is more than that. Gives what is held."""
+        held = min(n_bytes, self.total_bytes)
+        ticket = object()
+        with self._changed:
+            self._waiting.append(ticket)
+            self._changed.wait_for(
+                lambda: self._closed or (self._waiting[0] is ticket and self._taken + held <= self.total_bytes)
+            )
+            self._waiting.remove(ticket)
+            self._taken += held
+            self._changed.notify_all()  # the next in line may fit, too
+        try:
+            yield held
+        finally:
+            with self._changed:
+                self._taken -= held
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let everybody pass, because nothing is started any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 def usable_cores(root: Path = _host.ROOT) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from ...kernels.backend import Backend, UnavailableBackend, family
+from ...kernels.backend import Backend, CompileNeed, UnavailableBackend, compile_need, family
 from .serve import resolve
 
 BackendSpec = Mapping[str, str]
@@ -29,6 +29,17 @@ def of_family(spec: BackendSpec, name: str) -> dict[str, str]:
 def build(spec: BackendSpec) -> dict[str, Backend]:
     """The backends of a spec, in the process that calls this. Raises whatever their modules raise at import."""
     return {name: resolve(target)() for name, target in spec.items()}
+
+
+def needs_of(spec: BackendSpec) -> dict[str, CompileNeed]:
+    """What one compilation of each backend takes, as its class says; nothing is said by one that cannot be loaded."""
+    needs: dict[str, CompileNeed] = {}
+    for name, target in spec.items():
+        try:
+            needs[name] = compile_need(resolve(target))
+        except Exception:  # noqa: BLE001 - whatever its module raises, it raises it again where it is to compile
+            needs[name] = CompileNeed()
+    return needs
 
 
 def own_sys_path() -> list[str]:

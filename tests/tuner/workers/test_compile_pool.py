@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import pytest
@@ -13,6 +13,7 @@ from fp4tune.db.records import TrialStatus
 from fp4tune.kernels.errors import UnsupportedError
 from fp4tune.kernels.problem import parse_shape
 from fp4tune.tuner.executor import Candidate
+from fp4tune.tuner.workers import compile_pool
 from fp4tune.tuner.workers.compile_pool import ASSUMED_BYTES, CompilePool
 from fp4tune.tuner.workers.inside import NICENESS, Compiled
 from worker_faults import DEVICE
@@ -107,6 +108,76 @@ def test_the_number_of_processes_is_bounded_by_memory_and_by_what_was_asked_for(
     assert 1 <= make(max_workers=None).size <= max(1, os.cpu_count() - 2)
 
 
+HEAVY = {"heavy.kernel": "worker_faults:HeavyCompiler", **SPEC}
+GIB = 1 << 30
+
+
+def heavy(pool: CompilePool, compiler: str, n: int):
+    return pool.submit(Candidate("heavy.kernel", {"compiler": compiler, "n": n}), PROBLEM)
+
+
+def at_once(spans: list[tuple[float, float]]) -> int:
+    """Most of the spans that share a moment."""
+    return max(sum(begin <= moment < end for begin, end in spans) for moment, _ in spans)
+
+
+@pytest.mark.parametrize(("memory", "most"), [(6 * GIB, 1), (11 * GIB, 2), (3 * GIB, 1)])
+def test_a_backend_that_needs_much_memory_compiles_fewer_at_a_time(
+    make: Make, monkeypatch, tmp_path, memory: int, most: int
+):
+    """Three processes there are in each case: what bounds them is what a compiler says that it takes."""
+    monkeypatch.setenv("FP4TUNE_TEST_COMPILED", str(tmp_path / "spans"))
+    monkeypatch.setattr(compile_pool, "ASSUMED_BYTES", GIB)
+    pool = CompilePool(HEAVY, DEVICE, max_workers=3, memory_bytes=memory, preload=())
+    try:
+        pool.warm()
+        assert pool.size == 3
+        futures = [heavy(pool, "slow", n) for n in range(4)]
+        assert {future.result(timeout=60).status for future in futures} == {TrialStatus.OK}
+    finally:
+        pool.close()
+    spans = [tuple(map(float, line.split())) for line in (tmp_path / "spans").read_text().splitlines()]
+    assert len(spans) == 4
+    assert at_once(spans) <= most
+    assert most == 1 or at_once(spans) == most
+
+
+def test_a_backend_that_needs_much_may_take_it_and_others_may_not(make: Make):
+    pool = CompilePool({**HEAVY, "gone.kernel": "no_such_module:X"}, DEVICE, max_workers=1, memory_bytes=1 << 30)
+    try:
+        assert pool._wanted(_job("compiled.kernel")) == pool.share_bytes == 1 << 30
+        assert pool._wanted(_job("heavy.kernel")) == 5 * GIB
+        assert pool._wanted(_job("gone.kernel")) == pool.share_bytes
+        compiled = heavy(pool, "eats", 0).result(timeout=60)
+        assert "1.00 GiB are its share" in compiled.error, "all that there is, and it runs alone"
+    finally:
+        pool.close()
+
+
+def _job(backend: str) -> compile_pool._Job:
+    return compile_pool._Job(PROBLEM, Candidate(backend, {}), Future())
+
+
+def test_a_backend_that_needs_long_has_it(make: Make):
+    pool = CompilePool(HEAVY, DEVICE, max_workers=1, memory_bytes=6 * GIB, deadline_s=0.1, preload=())
+    try:
+        assert heavy(pool, "slow", 0).result(timeout=60).status is TrialStatus.OK
+        light = pool.submit(config("slow"), PROBLEM).result(timeout=60)
+        assert light.status is TrialStatus.TIMEOUT
+    finally:
+        pool.close()
+
+
+def test_what_waits_for_memory_is_dropped_when_the_pool_is_closed(make: Make):
+    pool = CompilePool(HEAVY, DEVICE, max_workers=2, memory_bytes=6 * GIB, preload=())
+    pool.warm()
+    running, waiting = heavy(pool, "hangs", 0), heavy(pool, "hangs", 1)
+    time.sleep(1)
+    pool.close()
+    assert not any(thread.is_alive() for thread in pool._threads)
+    assert {running.result(timeout=5).status, waiting.result(timeout=5).status} == {TrialStatus.COMPILE_FAILED}
+
+
 def test_processes_start_when_they_are_needed_and_work_side_by_side(make: Make):
     before = set(worker_faults.processes())
     pool = make(max_workers=3, memory_bytes=6 << 30)
@@ -187,7 +258,7 @@ def test_memory_that_earlier_configs_left_behind_is_not_held_against_the_next(ma
     assert still_works(pool)
     first = set(worker_faults.processes()) - before
     pool.share_bytes = 1 << 20  # less than what any process has when it begins
-    pool._watch = lambda _pid: None
+    pool._watch = lambda _pid, _given: None
     assert still_works(pool)
     assert set(worker_faults.processes()) - before != first, "a new process"
 

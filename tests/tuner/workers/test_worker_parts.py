@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,12 @@ def test_caches_that_can_be_written_are_not_mentioned(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("family", "variable"),
-    [("triton", "TRITON_CACHE_DIR"), ("humming", "HUMMING_CACHE_DIR"), ("humming", "HUMMING_TMP_DIR")],
+    [
+        ("triton", "TRITON_CACHE_DIR"),
+        ("humming", "HUMMING_CACHE_DIR"),
+        ("humming", "HUMMING_TMP_DIR"),
+        ("cutlass", "FP4TUNE_CUTLASS_CACHE_DIR"),
+    ],
 )
 def test_a_cache_that_cannot_be_written_is_named_with_the_variable_that_moves_it(
     tmp_path: Path, family: str, variable: str
@@ -124,6 +130,70 @@ def test_a_cache_that_cannot_be_written_is_named_with_the_variable_that_moves_it
     assert list(refused) == [family]
     assert "(/proc/nowhere: " in refused[family]
     assert refused[family].endswith(f"; set {variable} to a directory that can.")
+
+
+def test_the_cache_of_cutlass_is_looked_for_where_its_builder_puts_it(tmp_path: Path, monkeypatch):
+    from fp4tune.kernels.cutlass_gemm.builder import cache_folder
+
+    monkeypatch.delenv("FP4TUNE_CUTLASS_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert unwritable(["cutlass"]) == {}
+    assert cache_folder().is_dir()
+
+
+def test_memory_goes_to_those_who_came_first_and_to_as_many_as_fit():
+    """The second waits for the first; the third would fit beside the first and must not pass the second."""
+    budget, order = resources.MemoryBudget(10), []
+    release = {name: threading.Event() for name in "abc"}
+    inside = {name: threading.Event() for name in "abc"}
+
+    def hold(name: str, n: int) -> None:
+        with budget.reserve(n) as held:
+            order.append((name, held))
+            inside[name].set()
+            release[name].wait(10)
+
+    threads = []
+    for name, n in (("a", 6), ("b", 99), ("c", 3)):
+        threads.append(threading.Thread(target=hold, args=(name, n)))
+        threads[-1].start()
+        inside[name].wait(0.2)
+    assert order == [("a", 6)]
+    release["a"].set()
+    assert inside["b"].wait(10)
+    assert not inside["c"].wait(0.2)
+    release["b"].set()
+    assert inside["c"].wait(10)
+    release["c"].set()
+    for thread in threads:
+        thread.join(10)
+    assert order == [("a", 6), ("b", 10), ("c", 3)], "more than there is means all there is"
+
+
+def test_memory_is_given_back_when_what_it_was_for_goes_wrong():
+    budget = resources.MemoryBudget(10)
+    for _ in range(3):
+        with pytest.raises(RuntimeError), budget.reserve(10):
+            raise RuntimeError("it died")
+    with budget.reserve(10) as held:
+        assert held == 10
+
+
+def test_a_closed_budget_lets_everybody_pass():
+    budget = resources.MemoryBudget(10)
+    passed = threading.Event()
+
+    def second() -> None:
+        with budget.reserve(10):
+            passed.set()
+
+    with budget.reserve(10):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert not passed.wait(0.2)
+        budget.close()
+        assert passed.wait(10)
+    thread.join(10)
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
