@@ -20,11 +20,17 @@ SERVED_FASTAPI := 0.136.3
 SERVED_VENV := .venv-fastapi-$(SERVED_FASTAPI)
 # The releases of Humming that fp4tune knows beside that of requirements-humming.txt: SGLang's pin and vLLM's.
 HUMMINGS := 0.1.12 0.1.19
+# The first and the last release of FlashInfer that fp4tune knows: SGLang's pin, and the newest.
+FLASHINFERS := 0.7.2 0.7.4
 # The oldest Triton that our kernels are compiled with: that of PyTorch 2.11, which serving images have.
 OLD_TRITON := 3.6.0
 
-.PHONY: setup demo test test-served-fastapi test-humming-versions test-old-triton test-network test-slow test-gpu lint \
-	format types check clean
+# CUTLASS's headers that its kernels are compiled with: the newest come with FlashInfer, the oldest with their own wheel.
+NEW_CUTLASS := flashinfer-python==0.7.4
+OLD_CUTLASS := nvidia-cutlass==4.2.0.0
+
+.PHONY: setup demo test test-served-fastapi test-humming-versions test-flashinfer test-old-triton test-cutlass test-network test-slow \
+	test-gpu lint format types check clean
 
 setup: $(VENV)/.ready
 
@@ -77,12 +83,43 @@ test-humming-versions: $(HUMMINGS:%=.make/humming/%/.ready)
 		FP4TUNE_TEST_HUMMING=$$release PYTHONPATH=.make/humming/$$release \
 		$(BIN)/python -m pytest tests/kernels/humming $(PYTEST_ARGS); done
 
+# Each in an environment of its own, which sees everything of $(VENV): FlashInfer brings 2 GB of its own dependencies.
+.make/flashinfer/%/.ready: $(VENV)/.ready
+	$(PYTHON) -m venv $(@D)
+	@$(BIN)/python -c 'import site; print("import site;", "; ".join(f"site.addsitedir({p!r})" for p in site.getsitepackages()))' \
+		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/fp4tune-venv.pth"
+	$(@D)/bin/pip install -q flashinfer-python==$*
+	@touch $@
+
+test-flashinfer: $(FLASHINFERS:%=.make/flashinfer/%/.ready)
+	@set -e; for release in $(FLASHINFERS); do echo "FlashInfer $$release"; \
+		FP4TUNE_TEST_FLASHINFER=$$release .make/flashinfer/$$release/bin/python -m pytest -W ignore::DeprecationWarning \
+		tests/kernels/flashinfer $(PYTEST_ARGS); done
+
 .make/triton/%/.ready: $(VENV)/.ready
 	$(BIN)/pip install -q --no-deps --upgrade --target $(@D) triton==$*
 	@touch $@
 
 test-old-triton: .make/triton/$(OLD_TRITON)/.ready
 	FP4TUNE_TRITON36=$(CURDIR)/$(<D) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(wildcard tests/kernels/triton/test_*_compile.py) -k other $(PYTEST_ARGS)
+
+# Of a wheel of 100 MB only the headers are unpacked, and nothing that it needs is installed.
+.make/cutlass/new/.ready: $(VENV)/.ready
+	@mkdir -p $(@D)
+	$(BIN)/pip download -q --no-deps --dest $(@D)/wheel $(NEW_CUTLASS)
+	@$(BIN)/python -c 'import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); \
+		z.extractall(sys.argv[2], [n for n in z.namelist() if "/data/cutlass/" in n])' $(@D)/wheel/*.whl $(@D)
+	@rm -r $(@D)/wheel
+	@touch $@
+
+.make/cutlass/old/.ready: $(VENV)/.ready
+	$(BIN)/pip install -q --no-deps --upgrade --target $(@D) $(OLD_CUTLASS)
+	@touch $@
+
+# Compiles kernels with nvcc, one at a time: each takes a core for one to three minutes and 5.6 GiB. What is built is kept.
+test-cutlass: .make/cutlass/new/.ready .make/cutlass/old/.ready
+	FP4TUNE_CUTLASS_CACHE_DIR=$(CURDIR)/.make/cutlass/cache FP4TUNE_TEST_CUTLASS=$(CURDIR)/.make/cutlass/new:$(CURDIR)/.make/cutlass/old \
+		$(BIN)/python -m pytest tests/kernels/cutlass/test_build.py $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

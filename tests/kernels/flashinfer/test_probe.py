@@ -1,0 +1,186 @@
+"""Why a backend cannot be used, a sentence each. Needs no FlashInfer: what is installed is made up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from fp4tune.kernels import cuda_stack
+from fp4tune.kernels.device import detect
+from fp4tune.kernels.errors import InvalidInputError, UnsupportedError
+from fp4tune.kernels.flashinfer_gemm import backends, dense, native_build, versions
+from fp4tune.kernels.flashinfer_gemm.backends import B12x, Cudnn, CuteDsl, Cutlass, Trtllm
+from fp4tune.kernels.problem import Format, Op, OutDtype, Problem
+
+from .conftest import card
+
+ALL = [B12x(), Cutlass(), Cudnn(), CuteDsl(), Trtllm()]
+ON_SM120 = ALL[:4]
+
+
+def stack(*, cuda=(13, 0), torch=("2.13.0", (13, 0)), cudnn=(9, 23, 1), frontend=(1, 32, 0), headers=True):
+    nvcc = cuda and SimpleNamespace(path="/cuda/bin/nvcc", version=cuda)
+    return SimpleNamespace(
+        nvcc=nvcc or None,
+        why_no_nvcc="There is no nvcc.",
+        cuda_version=cuda or torch[1],
+        torch=torch,
+        torch_cuda=torch[1],
+        cudnn_version=cudnn,
+        cudnn_frontend_version=frontend,
+        host_compiler="/usr/bin/g++",
+        header=lambda name: name if headers else None,
+    )
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Everything is installed, and FlashInfer can be imported; what a test gives stands in its place."""
+
+    def install(*, flashinfer="0.7.4", dsl="4.8.1", built=True, **software):
+        found = {versions.DISTRIBUTION: flashinfer, backends.DSL: dsl}
+        asked = lambda name=versions.DISTRIBUTION: found.get(name, "")  # noqa: E731
+        for module in (versions, backends, dense):
+            monkeypatch.setattr(module, "installed_version", asked)
+        seam = SimpleNamespace(version=flashinfer, need=lambda *_: (lambda *__: SimpleNamespace(is_compiled=built),))
+        monkeypatch.setattr(dense, "seam", lambda: seam)
+        monkeypatch.setattr(dense, "why_not", lambda device: "")
+        monkeypatch.setattr(cuda_stack, "here", lambda: stack(**software))
+
+    install()
+    return install
+
+
+def reason(backend, device=None):
+    found = backend.probe(device or card())
+    assert found.available == (not found.reason)
+    return found.reason
+
+
+@pytest.mark.parametrize("backend", ON_SM120, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("capability", ["12.0", "12.1"])
+def test_a_backend_is_there_when_everything_is(installed, backend, capability):
+    assert reason(backend, card(capability)) == ""
+
+
+@pytest.mark.parametrize("capability", ["10.0", "10.3"])
+def test_trtllm_is_there_on_sm100_and_sm103(installed, capability):
+    assert reason(Trtllm(), card(capability)) == ""
+
+
+@pytest.mark.parametrize("backend", ALL, ids=lambda backend: backend.name)
+def test_a_cpu_and_a_card_of_another_generation_are_refused(installed, backend):
+    assert reason(backend, detect("cpu")) == "It needs a CUDA device."
+    said = reason(backend, card("9.0", 132))
+    known = "10.0 and 10.3" if backend.name == "flashinfer.trtllm" else "12.0 and 12.1"
+    assert said == f"It is for compute capability {known}, and card of 9.0 with 132 SMs has 9.0."
+
+
+@pytest.mark.parametrize("backend", ON_SM120, ids=lambda backend: backend.name)
+@pytest.mark.parametrize(
+    ("version", "sentence"),
+    [
+        ("", "FlashInfer is not installed; install flashinfer-python==0.7.4."),
+        ("0.6.18", "It knows FlashInfer 0.7.2 to 0.7.4, and 0.6.18 is installed."),
+    ],
+)
+def test_flashinfer_missing_or_outside_the_range(installed, backend, version, sentence):
+    installed(flashinfer=version)
+    assert reason(backend) == sentence
+
+
+@pytest.mark.parametrize(
+    ("backend", "capability", "software", "sentence"),
+    [
+        (B12x(), "12.0", {"cuda": (12, 8)}, "flashinfer.b12x needs CUDA 12.9 or newer"),
+        (B12x(), "12.0", {"dsl": ""}, "flashinfer.b12x needs the CUTLASS DSL, which is not installed"),
+        (CuteDsl(), "12.0", {"torch": ("2.13.0", (12, 9))}, "flashinfer.cute_dsl needs PyTorch built for CUDA 13.0"),
+        (CuteDsl(), "12.0", {"torch": ("2.13.0", None)}, "flashinfer.cute_dsl needs PyTorch built for CUDA 13.0"),
+        (Cutlass(), "12.0", {"cuda": (12, 6)}, "flashinfer.cutlass needs CUDA 12.8 or newer"),
+        (Cutlass(), "12.1", {"cuda": (12, 8)}, "flashinfer.cutlass needs CUDA 12.9 or newer"),
+        (Cutlass(), "12.0", {"built": False, "cuda": None}, "Its library is not built: install flashinfer-jit-cache"),
+        (Cutlass(), "12.0", {"built": False, "headers": False}, "does not find the header cuda_runtime.h"),
+        (Cutlass(), "12.0", {"built": False}, "native_build flashinfer.cutlass."),
+        (Cudnn(), "12.0", {"cudnn": None}, "flashinfer.cudnn needs cuDNN 9.10.2 or newer, and it is not installed"),
+        (Cudnn(), "12.0", {"cudnn": (9, 8, 0)}, "flashinfer.cudnn needs cuDNN 9.10.2 or newer, and 9.8.0 is installed"),
+        (Cudnn(), "12.0", {"frontend": (1, 9, 0)}, "flashinfer.cudnn needs cuDNN's frontend 1.13 or newer"),
+        (Trtllm(), "10.0", {"cuda": (12, 6)}, "flashinfer.trtllm needs CUDA 12.8 or newer"),
+        (Trtllm(), "10.0", {"built": False}, "native_build flashinfer.trtllm."),
+    ],
+)
+def test_what_a_backend_needs_and_lacks_is_named(installed, backend, capability, software, sentence):
+    installed(**software)
+    said = reason(backend, card(capability))
+    assert sentence in said
+    with pytest.raises(UnsupportedError) as caught:
+        backend.space(Problem(16, 512, 1024), card(capability))
+    assert str(caught.value) == f"{backend.name} cannot be used. {said}"
+
+
+def test_a_probe_never_raises(installed, monkeypatch):
+    def broken(*_):
+        raise OSError("libsomething.so: cannot open shared object file")
+
+    monkeypatch.setattr(dense, "seam", broken)
+    assert reason(Cutlass()) == "FlashInfer cannot be used (OSError: libsomething.so: cannot open shared object file)."
+
+
+@pytest.mark.parametrize(
+    ("backend", "names"),
+    [
+        (B12x(), {"flashinfer", "cutlass_dsl"}),
+        (CuteDsl(), {"flashinfer", "cutlass_dsl"}),
+        (Cutlass(), {"flashinfer", "nvcc"}),
+        (Cudnn(), {"flashinfer", "cudnn", "cudnn_frontend"}),
+        (Trtllm(), {"flashinfer", "nvcc"}),
+    ],
+)
+def test_a_backend_names_the_versions_that_decide(installed, backend, names):
+    assert set(backend.versions(card())) == names
+
+
+def test_an_architecture_list_is_a_part_of_what_decides(installed, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "12.0f")
+    assert Cutlass().versions(card())["flashinfer_arch_list"] == "12.0f"
+    assert "flashinfer_arch_list" not in B12x().versions(card())
+
+
+@pytest.mark.parametrize(
+    ("problem", "sentence"),
+    [
+        (Problem(16, 512, 1024, format=Format.BF16), "multiplies dense NVFP4"),
+        (Problem(16, 512, 1024, Op.GROUPED, 8, 8, 2), "multiplies dense NVFP4"),
+        (Problem(16, 512, 1024, out_dtype=OutDtype.FP32), "writes bf16 or fp16, not fp32"),
+        (Problem(16, 512, 16), "needs K to be a multiple of 32, and it is 16"),
+        (Problem(16, 500, 1024), "needs N to be a multiple of 8, and it is 500"),
+    ],
+)
+def test_a_problem_that_it_cannot_run_is_refused_by_what_is_wrong(problem, sentence):
+    with pytest.raises(UnsupportedError, match=sentence):
+        B12x().check_problem(problem)
+
+
+def test_cute_dsl_writes_bf16_alone():
+    with pytest.raises(UnsupportedError, match="writes bf16, not fp16"):
+        CuteDsl().check_problem(Problem(16, 512, 1024, out_dtype=OutDtype.FP16))
+
+
+def test_only_a_backend_with_a_library_is_built():
+    with pytest.raises(InvalidInputError, match=r"flashinfer\.b12x"):
+        native_build.build("flashinfer.b12x")
+
+
+def test_a_build_without_a_compiler_is_refused_before_it_starts(monkeypatch, capsys):
+    monkeypatch.setattr(cuda_stack, "here", lambda: stack(cuda=None))
+    assert native_build.main(["flashinfer.cutlass"]) == UnsupportedError.exit_code
+    assert capsys.readouterr().err == "The library of flashinfer.cutlass cannot be built. There is no nvcc.\n"
+
+
+def test_backends_are_registered_under_their_names():
+    import tomllib
+    from pathlib import Path
+
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    points = project["project"]["entry-points"]["fp4tune.backends"]
+    for backend in ALL:
+        assert points[backend.name] == f"{type(backend).__module__}:{type(backend).__name__}"
