@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from ..db.records import Policy, WinnerEntry
+from ..db.records import Policy, ReferenceSource, WinnerEntry
+from ..db.reference_systems import matching
 from ..kernels.device import Device, Environment
 from ..kernels.problem import Problem
 from .nearest import ShapeMap
@@ -178,6 +179,7 @@ class WinnerIndex:
         environment_json: environment fingerprint -> the environment as answers show it.
         last_id: the largest winner id that was applied; 0 for none.
         size: number of current winners.
+        sources: files of published measurements that are stored.
     """
 
     shelves: Mapping[str, Shelf] = field(default_factory=dict)
@@ -185,6 +187,7 @@ class WinnerIndex:
     environment_json: Mapping[str, str] = field(default_factory=dict)
     last_id: int = 0
     size: int = 0
+    sources: tuple[ReferenceSource, ...] = ()
 
     def with_entries(self, entries: Iterable[WinnerEntry], environments: Iterable[Environment] = ()) -> WinnerIndex:
         """An index in which `entries` are current, too.
@@ -211,7 +214,16 @@ class WinnerIndex:
             new = shelves[fingerprint] = old.with_entries(added)
             touched = {entry.problem_key for entry in added}
             size += sum(len(new.winners[key]) - len(old.winners.get(key, ())) for key in touched)
-        return WinnerIndex(shelves, known, texts, last_id, size)
+        return WinnerIndex(shelves, known, texts, last_id, size, self.sources)
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """Systems of which something is published, by the publisher's names."""
+        return tuple(dict.fromkeys(source.system for source in self.sources))
+
+    def systems_of(self, device_name: str) -> tuple[str, ...]:
+        """Systems with published measurements for a card of this name: the very card before another variant of it."""
+        return tuple(matching(self.systems, device_name))
 
     def devices_named(self, text: str) -> list[Device]:
         """Devices with winners whose fingerprint or name is `text`, or else whose fingerprint begins with it."""
@@ -232,7 +244,7 @@ class WinnerIndex:
 
 
 def followed(index: WinnerIndex, store: Store) -> WinnerIndex:
-    """`index` with every winner and environment that was stored since.
+    """`index` with every winner, environment and file of published times that was stored since.
 
     Args:
         index: an earlier state of the same store; an empty one reads everything.
@@ -249,4 +261,4 @@ def followed(index: WinnerIndex, store: Store) -> WinnerIndex:
         known |= unknown.keys()
         index = index.with_entries(batch, environments)
         environments = []
-    return index.with_entries((), environments)
+    return replace(index.with_entries((), environments), sources=tuple(store.reference_sources()))

@@ -1,5 +1,7 @@
 """The rules by which a question is answered: what counts as exact, compatible, a bucket, or nothing at all.
 
+What was published by others answers only where these rules find nothing: `references.py`.
+
 Precedence: `exact` (this problem in this environment), `compatible` (this problem, same device, an environment
 that differs only in versions that do not matter to the winner), `bucket` in this environment, `bucket` in a
 compatible one. A winner whose relevant versions differ is stale: it is not served, and the reason is given.
@@ -14,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from ..db.reference_systems import CARDS
 from ..kernels.device import Device, Environment
 from ..kernels.errors import InvalidInputError
 from ..kernels.problem import Problem
@@ -37,7 +40,7 @@ class Match(StrEnum):
     COMPATIBLE = "compatible"
     BUCKET = "bucket"
     REFERENCE = "reference"
-    """Somebody else's published measurement. Reserved; nothing answers with it yet."""
+    """Somebody else's published measurement: there is no config to serve."""
     NONE = "none"
 
 
@@ -63,10 +66,11 @@ class Place:
     Attributes:
         device: the device; None if the index has no winner for it.
         device_fingerprint: its fingerprint; empty if none is known.
+        device_name: its name, or the name in the question if measurements are published for it; else empty.
         environment_fingerprint: of the environment; empty if none is known.
         versions: the environment's versions; None if only a fingerprint is known, and nothing can be compared.
-        countable: True if a miss here counts: nothing was named, or only whole fingerprints, and no policy without
-            which there were an answer.
+        countable: True if a miss here counts: nothing was named, or only whole fingerprints and names of cards that
+            something is published for, and no policy without which there were an answer.
         reasons: sentences about what was assumed or not found.
     """
 
@@ -76,6 +80,7 @@ class Place:
     versions: Mapping[str, str] | None = None
     countable: bool = True
     reasons: tuple[str, ...] = ()
+    device_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +111,14 @@ class NoAnswer:
         place: where.
         reasons: why there is nothing; never empty.
         policy: the only one whose winners were looked for; None for all.
+        tuned_otherwise: without that policy there were an answer.
     """
 
     problem: Problem
     place: Place
     reasons: tuple[str, ...]
     policy: str | None = None
+    tuned_otherwise: bool = False
 
 
 def locate(index: WinnerIndex, device: str | None = None, environment: str | Mapping[str, str] | None = None) -> Place:
@@ -141,29 +148,30 @@ def locate(index: WinnerIndex, device: str | None = None, environment: str | Map
             f"and the question names device {device!r}: name one of the two, or the right pair."
         )
     fingerprint = found.fingerprint if found else device if device and is_fingerprint(device) else ""
-    countable = device is None or bool(fingerprint)
+    name = found.name if found else _card_name(index, device or "", fingerprint)
+    countable = device is None or bool(fingerprint or name)
 
     if isinstance(environment, Mapping):
         if found is None:
-            return Place(None, fingerprint, "", environment, countable, reasons)
+            return Place(None, fingerprint, "", environment, countable, reasons, name)
         asked = Environment(found, environment)
-        return Place(found, fingerprint, asked.fingerprint, environment, countable, reasons)
+        return Place(found, fingerprint, asked.fingerprint, environment, countable, reasons, name)
     if isinstance(environment, str):
         if known is not None:
-            return Place(found, fingerprint, known.fingerprint, known.versions, countable, reasons)
+            return Place(found, fingerprint, known.fingerprint, known.versions, countable, reasons, name)
         whole = is_fingerprint(environment)
         reasons = (*reasons, f"environment {environment!r} is not known here: send its versions to be compared")
-        return Place(found, fingerprint, environment if whole else "", None, countable and whole, reasons)
+        return Place(found, fingerprint, environment if whole else "", None, countable and whole, reasons, name)
     shelf = index.shelves.get(fingerprint)
     if shelf is None:
-        return Place(found, fingerprint, countable=countable, reasons=reasons)
+        return Place(found, fingerprint, countable=countable, reasons=reasons, device_name=name)
     newest = index.environments[shelf.newest_environment]
     day = shelf.newest[newest.fingerprint][0].date().isoformat()
     reasons = (
         *reasons,
         f"no environment was named: assumed {newest.fingerprint}, the newest of this device (last winner {day})",
     )
-    return Place(found, fingerprint, newest.fingerprint, newest.versions, countable, reasons)
+    return Place(found, fingerprint, newest.fingerprint, newest.versions, countable, reasons, name)
 
 
 def _known_environment(index: WinnerIndex, text: str) -> Environment | None:
@@ -173,6 +181,14 @@ def _known_environment(index: WinnerIndex, text: str) -> Environment | None:
         listed = ", ".join(sorted(env.fingerprint for env in found))
         raise InvalidInputError(f"{text!r} is the beginning of several environments' fingerprints: {listed}.")
     return found[0] if found else None
+
+
+def _card_name(index: WinnerIndex, text: str, fingerprint: str) -> str:
+    """The name of a card without winners: that of a device which an environment knows, or one with published times."""
+    if fingerprint:
+        devices = (environment.device for environment in index.environments.values())
+        return next((device.name for device in devices if device.fingerprint == fingerprint), "")
+    return text if index.systems_of(text) else ""
 
 
 def _names(text: str, device: Device) -> bool:
@@ -185,7 +201,7 @@ def _find_device(index: WinnerIndex, text: str | None) -> tuple[Device | None, t
     if text is None:
         devices = [shelf.device for shelf in index.shelves.values()]
         if not devices:
-            return None, ("no winner is stored yet",)
+            return None, (f"no winner is stored yet{_published_for(index)}",)
         if len(devices) > 1:
             raise AmbiguousDeviceError(
                 f"Winners of {len(devices)} devices are stored, and the question names none: add device=, "
@@ -200,10 +216,20 @@ def _find_device(index: WinnerIndex, text: str | None) -> tuple[Device | None, t
         )
     if devices:
         return devices[0], ()
+    if index.systems_of(text):
+        return None, (f"nothing that was measured on {text} is stored",)
     others = [shelf.device for shelf in index.shelves.values()]
     hint = f"there are winners of {_listed(others)}" if others else "no winner is stored yet"
     known_as = f"a name, a fingerprint, or at least {MIN_PREFIX} of its first digits"
-    return None, (f"no winner is stored for device {text!r} ({known_as}); {hint}",)
+    return None, (f"no winner is stored for device {text!r} ({known_as}); {hint}{_published_for(index)}",)
+
+
+def _published_for(index: WinnerIndex) -> str:
+    """For which cards others published something, to be appended to what is missing; empty if for none."""
+    cards = [name for system in index.systems if system in CARDS for name in CARDS[system].devices]
+    if not cards:
+        return ""
+    return f"; others published measurements of {', '.join(cards)}: ask for a device of this name to be told of them"
 
 
 def _listed(devices: Sequence[Device]) -> str:
@@ -242,10 +268,10 @@ def find(index: WinnerIndex, problem: Problem, place: Place, policy: str | None 
             reasons = (*place.reasons, _bucket_sentence(problem, tuned), sentence)
             return Answer(Match.BUCKET, reasons, problem, tuned, environment)
     why = _why_none(index, problem, shelf.device, every, place, policy)
-    if policy is not None and isinstance(find(index, problem, place), Answer):
-        # It is tuned; `tune --from-misses` would tune it again and again.
+    tuned_otherwise = policy is not None and isinstance(find(index, problem, place), Answer)
+    if tuned_otherwise:  # `tune --from-misses` would tune it again and again
         place = replace(place, countable=False)
-    return NoAnswer(problem, place, (*place.reasons, *why), policy)
+    return NoAnswer(problem, place, (*place.reasons, *why), policy, tuned_otherwise)
 
 
 def _of(policy: str | None, winners: tuple[Tuned, ...]) -> tuple[Tuned, ...]:

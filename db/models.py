@@ -7,7 +7,7 @@ Choices that hold for every table:
   same bytes in every database.
 - Rows are never updated once they say what was measured. What changes: a run's progress, a winner's
   `superseded_at`, an environment's roofs when they are measured again, what a compiler says when it is asked again,
-  a miss's counts, `meta`.
+  a latency model when it is fitted again, a miss's counts, `meta`.
 - Listings are by id within a filter, so that every filter of a listing has an index that ends in id.
 """
 
@@ -310,6 +310,90 @@ class StaticFactsRow(Base):
     error: Mapped[Prose]
     source: Mapped[Word]
     created_at: Mapped[datetime]
+
+
+class ReferenceSourceRow(Base):
+    """One imported file of somebody else's measurements, with whose it is."""
+
+    __tablename__ = "reference_sources"
+    __table_args__ = (
+        sa.UniqueConstraint("package", "package_version", "file", name="uq_reference_sources_file"),
+        sa.Index(None, "system"),
+    )
+
+    id: Mapped[Id]
+    package: Mapped[Name]
+    package_version: Mapped[Word]
+    system: Mapped[Name]
+    device: Mapped[Name]
+    framework: Mapped[Name]
+    framework_version: Mapped[Word]
+    file: Mapped[str] = mapped_column(sa.String(1024))
+    sha256: Mapped[Fingerprint]
+    attribution: Mapped[Prose]
+    imported_at: Mapped[datetime]
+    n_rows: Mapped[Int64]
+
+
+class ReferenceCurveRow(Base):
+    """What the published times of one kernel on one layer have in common, so that each of them takes few bytes."""
+
+    __tablename__ = "reference_curves"
+    __table_args__ = (
+        sa.Index("ix_reference_curves_layer", "n", "k", "experts", "experts_total", "top_k", "op", "source_id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[Id]
+    source_id: Mapped[int] = _ref("reference_sources.id")
+    op: Mapped[Word]
+    precision: Mapped[Word]
+    kernel_source: Mapped[Name]
+    n: Mapped[Int64]
+    k: Mapped[Int64]
+    experts: Mapped[Int64]
+    experts_total: Mapped[Int64]
+    top_k: Mapped[Int64]
+    tp: Mapped[Int64]
+    ep: Mapped[Int64]
+    distribution: Mapped[Word]
+    includes_act_quant: Mapped[bool]
+
+
+class ReferencePointRow(Base):
+    """One published time. There are half a million of a package: on SQLite the key is the table."""
+
+    __tablename__ = "reference_points"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    curve_id: Mapped[int] = mapped_column(
+        ID, sa.ForeignKey("reference_curves.id"), primary_key=True, autoincrement=False
+    )  # fmt: skip
+    m: Mapped[int] = mapped_column(sa.BigInteger(), primary_key=True, autoincrement=False)
+    time_us: Mapped[Float64]
+    l2_hot_risk: Mapped[bool]
+    suspect: Mapped[Prose]
+
+
+class LatencyModelRow(Base):
+    """An estimate fitted on a device's measurements; by fingerprint alone, and replaced when it is fitted again."""
+
+    __tablename__ = "latency_models"
+
+    device_fingerprint: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    op: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
+    format: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
+    policy: Mapped[str] = mapped_column(sa.String(255), primary_key=True)
+    launch_us: Mapped[Float64]
+    bandwidth_bytes_per_s: Mapped[Float64 | None]
+    rate_flops_per_s: Mapped[Float64 | None]
+    serial_us_per_1024_k: Mapped[Float64 | None]
+    m_low: Mapped[Int64]
+    m_high: Mapped[Int64]
+    n_points: Mapped[Int64]
+    median_error: Mapped[Float64]
+    p90_error: Mapped[Float64]
+    fitted_at: Mapped[datetime]
 
 
 class MissRow(Base):

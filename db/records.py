@@ -11,6 +11,7 @@ from ..kernels.backend import ConfigValue, StaticFacts
 from ..kernels.device import Environment
 from ..kernels.problem import Problem
 from .filters import Page, StaticFactsFilter, TrialFilter, WinnerFilter
+from .reference_records import LatencyModel, ReferenceImport, ReferenceRow, ReferenceSource
 from .run_records import NewRun, Run, RunProblem, RunProblemState
 from .words import CompileStatus, Origin, Policy, RunStatus, Source, TrialStatus
 
@@ -18,6 +19,7 @@ __all__ = [
     "Choice",
     "CompileStatus",
     "Conditions",
+    "LatencyModel",
     "Miss",
     "NewRun",
     "NewStaticFacts",
@@ -26,6 +28,9 @@ __all__ = [
     "Origin",
     "Page",
     "Policy",
+    "ReferenceImport",
+    "ReferenceRow",
+    "ReferenceSource",
     "Roofs",
     "Run",
     "RunProblem",

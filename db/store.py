@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -15,19 +15,23 @@ import sqlalchemy as sa
 
 from ..kernels.device import Device, Environment
 from ..kernels.errors import InvalidInputError, StoreError, UnsupportedError
-from . import misses, places, roofs, runs, schema, static_facts, trials, winners
+from . import latency_models, misses, places, references, roofs, runs, schema, static_facts, trials, winners
 from .backup import backup
 from .engine import Mode, Target, make_engine, parse_target, use_wal, writer
 from .faults import reading, translated
 from .ids import UlidSource
 from .publish import new_file
 from .records import (
+    LatencyModel,
     Miss,
     NewRun,
     NewStaticFacts,
     NewTrial,
     NewWinner,
     Page,
+    ReferenceImport,
+    ReferenceRow,
+    ReferenceSource,
     Roofs,
     Run,
     RunProblemState,
@@ -360,6 +364,74 @@ class Store:
         """A page of static facts by id, after the one with id `after`."""
         with self._reading() as connection:
             return static_facts.page(connection, filter, limit=limit, after=after)
+
+    # Published measurements, latency models
+
+    def import_reference(self, source: ReferenceSource, rows: Iterable[ReferenceRow]) -> ReferenceImport:
+        """Store a file of published measurements, all of it or nothing. Again changes nothing.
+
+        Args:
+            source: the file; `imported_at` and `n_rows` are set here.
+            rows: what it says, each (kernel, layer, m) once.
+
+        Raises:
+            InvalidInputError: a row says what cannot be, or this version of the package was imported with other
+                content under this file's name.
+        """
+        row, curves = references.source_columns(source), references.curves_of(rows)
+        with self._writing() as connection:
+            return references.add(connection, row, curves, self._clock())
+
+    def reference_sources(self) -> list[ReferenceSource]:
+        """Every imported file of published measurements, by system, framework and version."""
+        with self._reading() as connection:
+            return references.sources(connection)
+
+    def reference_systems(self, device_name: str) -> list[str]:
+        """Imported systems that are published for a card of this name (`Device.name`); those of the very card first.
+
+        `reference_systems.variant_note` says which of them are another variant of it.
+        """
+        with self._reading() as connection:
+            return references.systems(connection, device_name)
+
+    def reference_rows(
+        self, systems: Sequence[str], op: str, n: int, k: int, experts: int = 0, experts_total: int = 0, top_k: int = 0
+    ) -> list[tuple[ReferenceSource, ReferenceRow]]:
+        """Every published row of one layer: all frameworks, kernels, precisions and M, by one indexed query.
+
+        Of several versions of a package that publish the same version of a framework, only the newest that has the
+        layer counts. Ordered by system, framework, precision, kernel and m.
+
+        Args:
+            systems: as `reference_systems` gives them.
+            op: `dense` or `moe`.
+            n: as in ReferenceRow.
+            k: as in ReferenceRow.
+            experts: of one rank; 0 for dense.
+            experts_total: of the layer; 0 for dense.
+            top_k: experts a token; 0 for dense.
+        """
+        with self._reading() as connection:
+            return references.rows(
+                connection, systems, op, n, k, experts=experts, experts_total=experts_total, top_k=top_k
+            )
+
+    def save_latency_model(self, model: LatencyModel) -> None:
+        """Store a latency model, in place of the one of the same device, op, format and policy."""
+        row = latency_models.fitted_columns(model)
+        with self._writing() as connection:
+            latency_models.put(connection, row)
+
+    def latency_model(self, device_fingerprint: str, op: str, format: str, policy: str) -> LatencyModel | None:  # noqa: A002 - what it is
+        """The latency model of a device's measurements; None if none was fitted."""
+        with self._reading() as connection:
+            return latency_models.find(connection, device_fingerprint, op, format, policy)
+
+    def latency_models(self) -> list[LatencyModel]:
+        """Every latency model, by device, op, format and policy."""
+        with self._reading() as connection:
+            return latency_models.every(connection)
 
     # Misses
 

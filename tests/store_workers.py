@@ -61,8 +61,9 @@ def open_and_write(url: str) -> str:
 
 
 def migrate_and_write(url: str, migrations: Path) -> SchemaState:
-    """As an fp4tune that has a migration 0003: open, which migrates, and store a run and a trial."""
-    schema.MIGRATIONS, schema.REVISIONS, schema.HEAD = migrations, ("0001", "0002", "0003"), "0003"
+    """As an fp4tune that has one more migration: open, which migrates, and store a run and a trial."""
+    after = f"{int(schema.HEAD) + 1:04}"
+    schema.MIGRATIONS, schema.REVISIONS, schema.HEAD = migrations, (*schema.REVISIONS, after), after
     with Store.open(url) as store:
         store.add_trials([new_trial(store.create_run(new_run(pid=os.getpid())))])
         return store.schema()

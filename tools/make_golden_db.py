@@ -21,12 +21,15 @@ from fp4tune.db.records import (
     Choice,
     CompileStatus,
     Conditions,
+    LatencyModel,
     Miss,
     NewRun,
     NewStaticFacts,
     NewTrial,
     NewWinner,
     Origin,
+    ReferenceRow,
+    ReferenceSource,
     Roofs,
     RunProblem,
     RunStatus,
@@ -99,6 +102,37 @@ def static_facts(target: str, status: CompileStatus = CompileStatus.OK, error: s
     )
 
 
+PUBLISHED = ReferenceSource(
+    "golden-measurements", "0.12.0", "rtx_pro_6000_server", "sglang", "0.5.14", "golden/gemm.parquet", "0f" * 32,
+    "Copyright (c) Golden", device="NVIDIA RTX PRO 6000 Blackwell Server Edition",
+)  # fmt: skip
+
+
+def published() -> list[ReferenceRow]:
+    """What others measured: a dense GEMM at two M, one of them suspect, and a MoE layer."""
+    dense = ("dense", "nvfp4", "golden_kernel")
+    return [
+        ReferenceRow(*dense, 1, 2048, 4096, 0, 0, 0, 1, 1, "", 18.25, includes_act_quant=True, l2_hot_risk=True),
+        ReferenceRow(
+            *dense, 16, 2048, 4096, 0, 0, 0, 1, 1, "", 90.5,
+            includes_act_quant=True, l2_hot_risk=False, suspect="slow: ü",
+        ),
+        ReferenceRow(
+            "moe", "bfloat16", "golden_moe", 32, 256, 4096, 64, 512, 10, 4, 8, "balanced", 39.0625,
+            includes_act_quant=False, l2_hot_risk=False,
+        ),
+    ]  # fmt: skip
+
+
+def models() -> list[LatencyModel]:
+    """What was fitted: one with every term, one of measurements that say nothing of two of them."""
+    key = (CARD.fingerprint, "dense", "nvfp4")
+    return [
+        LatencyModel(*key, "cuda.eager", 8.5, None, 1.0e15, None, 16, 16, 5, 0.125, 0.5, START),
+        LatencyModel(*key, "cuda.graph", 4.25, 1.25e12, 1.125e15, 3.5, 1, 4096, 12, 0.0625, 0.25, START),
+    ]
+
+
 def winner(run_id: str, problem: Problem, time_us: float, policy: str = "cuda.graph") -> NewWinner:
     """A winner with a tie set of two."""
     best = choice(time_us, block_m=64, stages=3)
@@ -143,6 +177,9 @@ def fill(path: Path) -> None:
         store.add_static_facts(
             [static_facts("sm_120a"), static_facts("sm_90a", CompileStatus.UNSUPPORTED, "no FP4 instruction")]
         )
+        store.import_reference(PUBLISHED, published())
+        for model in models():
+            store.save_latency_model(model)
         store.finish_problem(run_id, 0, "tuned")
         store.finish_run(run_id, RunStatus.FINISHED)
         now += timedelta(minutes=1)

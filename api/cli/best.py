@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +22,11 @@ from .options import (
     problems_of,
 )
 from .output import config_text, print_json, print_line, print_table
+
+if TYPE_CHECKING:
+    from ..index import WinnerIndex
+    from ..lookup import Answer, NoAnswer
+    from ..references import References
 
 EXIT_NONE = 3
 """For one of the shapes there is no answer."""
@@ -47,9 +53,9 @@ def best(
 ) -> None:
     """Show the best known configuration of shapes."""
     from ...db import Store
-    from ..documents import answer_document, no_answer_document
     from ..index import WinnerIndex, followed
-    from ..lookup import Answer, find, locate, nearest
+    from ..lookup import find, locate
+    from ..references import References
 
     if not shape:
         raise InvalidInputError("Name at least one --shape.")
@@ -57,12 +63,9 @@ def best(
     database_must_exist(database)
     with Store.open(database, mode="read") as store:
         index = followed(WinnerIndex(), store)
-    place = locate(index, device, environment)
-    found = [find(index, problem, place, policy) for problem in problems]
-    documents = [
-        answer_document(one) if isinstance(one, Answer) else no_answer_document(one, nearest(index, one))
-        for one in found
-    ]
+        references = References(store, index)
+        place = locate(index, device, environment)
+        documents = [_document(index, references, find(index, problem, place, policy)) for problem in problems]
     if as_json:
         print_json(documents)
     else:
@@ -71,9 +74,26 @@ def best(
         raise typer.Exit(EXIT_NONE)
 
 
+def _document(index: WinnerIndex, references: References, found: Answer | NoAnswer) -> dict[str, Any]:
+    """An answer, else what others published, else why there is none."""
+    from ..documents import answer_document, no_answer_document, reference_document
+    from ..lookup import Answer, nearest
+    from ..references import ReferenceAnswer
+
+    if isinstance(found, Answer):
+        return answer_document(found)
+    published = references.answer(found)
+    if isinstance(published, ReferenceAnswer):
+        return reference_document(published)
+    return no_answer_document(published, nearest(index, published))
+
+
 def _print(documents: list[dict[str, Any]]) -> None:
-    """A table of the answers, then the sentences that belong to them."""
-    answers = [document for document in documents if document["match"] != "none"]
+    """A table of what is served, one of what others published, then the sentences that belong to them."""
+    answers = [document for document in documents if document["match"] not in ("none", "reference")]
+    published = [document for document in documents if document["match"] == "reference"]
+    if published:
+        _print_published(published)
     if answers:
         print_table(
             "Best configurations",
@@ -94,6 +114,7 @@ def _print(documents: list[dict[str, Any]]) -> None:
             tall=True,
         )
     sentences = dict.fromkeys(f"note: {reason}" for a in answers for reason in a["reasons"])
+    sentences |= dict.fromkeys(_notes(published))
     for document in documents:
         if document["match"] == "none":
             near = ", ".join(problem["shape"] for problem in document["nearest"]) or "nothing"
@@ -101,3 +122,40 @@ def _print(documents: list[dict[str, Any]]) -> None:
             sentences[f"no answer for {shape}: {why}. Nearest tuned: {near}."] = None
     for sentence in sentences:
         print_line(sentence)
+
+
+def _notes(documents: list[dict[str, Any]]) -> Iterator[str]:
+    """The reasons, each with its shape unless it holds for all of them."""
+    shapes: dict[str, list[str]] = {}
+    for document in documents:
+        for reason in document["reasons"]:
+            shapes.setdefault(reason, []).append(document["problem"]["shape"])
+    for reason, those in shapes.items():
+        yield f"note: {reason}" if len(those) == len(documents) else f"note on {', '.join(those)}: {reason}"
+
+
+def _print_published(documents: list[dict[str, Any]]) -> None:
+    """What others measured: no config, and never in one table with what was measured here."""
+    rows = []
+    for document in documents:
+        said = document["reference"]
+        nvfp4 = said["nvfp4_over_fastest"]
+        rows.append(
+            (
+                document["problem"]["shape"],
+                said["precision"],
+                f"{said['framework']} {said['framework_version']}",
+                said["kernel_source"],
+                said["time_us"],
+                f"{said['time_us_low']:.1f} to {said['time_us_high']:.1f}",
+                "-" if nvfp4 is None else f"{nvfp4:.2f}x",
+            )
+        )
+    print_table(
+        "Published by others, nothing to serve: the fastest for each shape",
+        ("shape", "precision", "framework", "kernel", "time µs", "likely", "NVFP4 takes"),
+        rows,
+        tall=True,
+    )
+    for attribution in dict.fromkeys(document["reference"]["attribution"] for document in documents):
+        print_line(f"from: {attribution}")

@@ -59,7 +59,7 @@ class Edge:
             if len(query) > self._max_query:
                 rendered = self._too_long(query)
             else:
-                rendered = conditional(self._service.answer(query), scope["headers"])
+                rendered = conditional(await self._service.answer(query), scope["headers"])
         except Exception:
             logger.exception("GET %r failed", scope["path"])
             rendered = internal_error()

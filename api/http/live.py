@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ...db import Store
 from ..index import WinnerIndex, followed
+from ..references import References
 from .lookups import Places, Reply
 
 
@@ -53,12 +54,14 @@ class Served:
     Attributes:
         index: the winners.
         generation: the database's generation, read before the winners were: never newer than the index.
+        references: published times for what has no winner.
         places: what questions were found to be about. replies: those given. Only the event loop's thread touches
             these two.
     """
 
     index: WinnerIndex
     generation: int
+    references: References
     places: Places
     replies: Kept
 
@@ -77,7 +80,8 @@ class LiveIndex:
         self._on_change = on_change
         self._kept = kept
         self._lock = threading.Lock()
-        self.served = self._serve(WinnerIndex(), -1)
+        nothing = WinnerIndex()
+        self.served = self._serve(nothing, -1, References(store, nothing))
         self.checked_at = 0.0
         """When the database was last looked at, seconds since the epoch; 0 for never."""
 
@@ -92,11 +96,12 @@ class LiveIndex:
             generation = self._store.generation()
             changed = generation != before.generation
             if changed:
-                self.served = self._serve(followed(before.index, self._store), generation)
+                index = followed(before.index, self._store)
+                self.served = self._serve(index, generation, before.references.following(index))
             self.checked_at = time.time()
             self._on_change(self.served)
         return changed
 
-    def _serve(self, index: WinnerIndex, generation: int) -> Served:
+    def _serve(self, index: WinnerIndex, generation: int, references: References) -> Served:
         """A state in which nothing has been asked yet."""
-        return Served(index, generation, Places(index), Kept(self._kept))
+        return Served(index, generation, references, Places(index), Kept(self._kept))

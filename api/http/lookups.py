@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from ...kernels.errors import InvalidInputError
+from ...kernels.errors import InvalidInputError, StoreError
 from ...kernels.problem import Op, Problem, Routing
-from ..documents import answer_json, exact_json, no_answer_document
+from ..documents import answer_json, exact_json, no_answer_document, reference_document
 from ..index import WinnerIndex
 from ..lookup import Answer, Match, NoAnswer, Place, exact, find, locate, nearest
 from ..plain import encode, problem_document
+from ..references import ReferenceAnswer, References
 from .problems import PROBLEM_TYPES, body_error, problem
 from .questions import ask, build_problem, read_query
 from .rendering import Rendered, render_text
 from .schemas import BatchQuestion, ShapeQuestion, VersionsQuestion
+
+logger = logging.getLogger(__name__)
 
 MAX_PLACES = 1024
 """Most pairs of device and environment, as questions name them, whose place is remembered."""
@@ -25,6 +29,9 @@ MAX_PLACES = 1024
 
 _PLAIN = {"shape", "device", "environment"}
 """The parameters of a plain question: the rest of its problem is what it leaves out."""
+
+_MOE_HEAD = f"{Op.MOE}:"
+"""The beginning of a fused layer's shape."""
 
 _PLAIN_TAIL = Problem(16, 16, 16).key.partition("16x16x16")[2]
 """The end of the key of a problem of which only the shape is said."""
@@ -37,12 +44,14 @@ class Reply:
     Attributes:
         rendered: the response.
         match: how well it fits.
-        missing: what was not found, to be counted; None if there is an answer.
+        missing: what was not found, to be counted; None if something that was measured here is served.
+        unread: the question may have a better answer, for which the database has to be read; `answer_missing` does.
     """
 
     rendered: Rendered
     match: Match
     missing: NoAnswer | None = None
+    unread: bool = False
 
 
 class Places:
@@ -72,12 +81,13 @@ class Places:
         return found
 
 
-def answer_query(index: WinnerIndex, places: Places, query: bytes) -> Reply:
-    """Answer GET /best-config.
+def answer_query(index: WinnerIndex, places: Places, references: References, query: bytes) -> Reply:
+    """Answer GET /best-config, from memory alone.
 
     Args:
         index: the winners.
         places: those found in this index so far.
+        references: what is published for those that this index does not have.
         query: the query string.
 
     Raises:
@@ -91,9 +101,28 @@ def answer_query(index: WinnerIndex, places: Places, query: bytes) -> Reply:
     result = find(index, asked.problem, places.locate(asked.device, asked.environment)[0], asked.policy)
     if isinstance(result, Answer):
         return Reply(render_text(_answer_text(index, result)), result.match)
-    detail = "; ".join(result.reasons)
-    document = no_answer_document(result, nearest(index, result))
-    return Reply(problem("not-tuned", f"{detail}.", **document), Match.NONE, result)
+    if references.is_read(result):
+        return answer_missing(index, references, result)
+    return _nothing(index, result, unread=True)
+
+
+def answer_missing(index: WinnerIndex, references: References, missing: NoAnswer) -> Reply:
+    """Answer what has no winner: with published times, if there are any. May read the database.
+
+    Raises:
+        StoreError: it had to, and cannot.
+    """
+    found = references.answer(missing)
+    if isinstance(found, ReferenceAnswer):
+        return Reply(render_text(encode(reference_document(found))), Match.REFERENCE, missing)
+    return _nothing(index, found)
+
+
+def _nothing(index: WinnerIndex, missing: NoAnswer, *, unread: bool = False) -> Reply:
+    """The problem that there is no answer."""
+    detail = "; ".join(missing.reasons)
+    document = no_answer_document(missing, nearest(index, missing))
+    return Reply(problem("not-tuned", f"{detail}.", **document), Match.NONE, missing, unread)
 
 
 def _answer_plain(index: WinnerIndex, places: Places, fields: Mapping[str, str]) -> Reply | None:
@@ -112,8 +141,9 @@ def _answer_plain(index: WinnerIndex, places: Places, fields: Mapping[str, str])
     shelf = index.shelves.get(place.device_fingerprint)
     if shelf is None:
         return None
-    head = Op.GROUPED if shape.startswith("e") else Op.DENSE
-    tuned = exact(shelf.winners.get(f"{head}:{shape}{_PLAIN_TAIL}", ()), place)
+    # The key of a moe problem begins as its shape does.
+    head = "" if shape.startswith(_MOE_HEAD) else f"{Op.GROUPED if shape.startswith('e') else Op.DENSE}:"
+    tuned = exact(shelf.winners.get(f"{head}{shape}{_PLAIN_TAIL}", ()), place)
     if tuned is None:
         return None
     text = exact_json(tuned, reasons, index.environment_json[tuned.environment_fingerprint])
@@ -121,14 +151,15 @@ def _answer_plain(index: WinnerIndex, places: Places, fields: Mapping[str, str])
 
 
 def answer_batch(
-    index: WinnerIndex, body: bytes, count_miss: Callable[[NoAnswer], None]
+    index: WinnerIndex, references: References, body: bytes, count_miss: Callable[[NoAnswer], None]
 ) -> tuple[Rendered, Counter[str]]:
-    """Answer POST /best-configs.
+    """Answer POST /best-configs. May read the database: one query for each layer that has no winner.
 
     Args:
         index: the winners.
+        references: what is published for what it does not have; left aside if the database cannot be read.
         body: the request's body.
-        count_miss: called for each valid problem that has no answer.
+        count_miss: called for each valid problem for which nothing is served that was measured here.
 
     Returns:
         The response, and how many shapes were answered how well.
@@ -145,6 +176,7 @@ def answer_batch(
     place = locate(index, batch.device, named.versions if isinstance(named, VersionsQuestion) else named)
     matches: Counter[str] = Counter()
     answers: list[str] = []
+    readable = True
     for item in batch.shapes:
         try:
             asked = _problem_of(item, batch)
@@ -155,12 +187,25 @@ def answer_batch(
         if isinstance(result, Answer):
             matches[result.match] += 1
             answers.append(_answer_text(index, result))
+            continue
+        count_miss(result)
+        found: NoAnswer | ReferenceAnswer = result
+        if readable or references.is_read(result):
+            try:
+                found = references.answer(result)
+            except StoreError as error:
+                readable = False
+                logger.warning("published times cannot be read: %s", error)
+        if isinstance(found, ReferenceAnswer):
+            matches[Match.REFERENCE] += 1
+            answers.append(encode(reference_document(found)))
         else:
             matches[Match.NONE] += 1
-            count_miss(result)
-            answers.append(_none("not-tuned", result.reasons, asked))
-    found = matches.total() - matches[Match.NONE]
-    return render_text(f'{{"answers":[{",".join(answers)}],"found":{found}}}'), matches
+            answers.append(_none("not-tuned", found.reasons, asked))
+    n_references = matches[Match.REFERENCE]
+    n_found = matches.total() - matches[Match.NONE] - n_references
+    text = f'{{"answers":[{",".join(answers)}],"found":{n_found},"references":{n_references}}}'
+    return render_text(text), matches
 
 
 def _answer_text(index: WinnerIndex, answer: Answer) -> str:
@@ -171,7 +216,7 @@ def _problem_of(item: str | ShapeQuestion, batch: BatchQuestion) -> Problem:
     """The problem that an item of a batch names, with the batch's own words for what it leaves out."""
     if isinstance(item, str):
         item = ShapeQuestion.model_construct(shape=item)
-    grouped = item.op is Op.GROUPED or (item.shape is not None and item.shape.startswith("e"))
+    routed = item.op in (Op.GROUPED, Op.MOE) or (item.shape or "").startswith(("e", _MOE_HEAD))
     return build_problem(
         shape=item.shape,
         m=item.m,
@@ -181,7 +226,7 @@ def _problem_of(item: str | ShapeQuestion, batch: BatchQuestion) -> Problem:
         experts=item.experts,
         experts_total=item.experts_total,
         top_k=item.top_k,
-        routing=item.routing or (batch.routing if grouped else Routing.UNIFORM),
+        routing=item.routing or (batch.routing if routed else Routing.UNIFORM),
         format=item.format or batch.format,
         out_dtype=item.out_dtype or batch.out_dtype,
     )

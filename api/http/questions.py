@@ -123,14 +123,14 @@ def build_problem(
     if m is None or n is None or k is None:
         missing = ", ".join(name for name, value in (("m", m), ("n", n), ("k", k)) if value is None)
         raise InvalidInputError(f"Give shape, or all of m, n and k: missing {missing}.")
-    if op is not Op.GROUPED:
+    if op in (None, Op.DENSE):
         if experts or experts_total or top_k or routing_ is not Routing.UNIFORM:
-            raise InvalidInputError("experts, experts_total, top_k and routing need op grouped.")
+            raise InvalidInputError("experts, experts_total, top_k and routing need op grouped or moe.")
         return Problem(m, n, k, format=format_, out_dtype=out)
     if experts is None or top_k is None:
-        raise InvalidInputError("A grouped problem needs experts and top_k.")
+        raise InvalidInputError(f"A {op.value} problem needs experts and top_k.")
     total = experts if experts_total is None else experts_total
-    return Problem(m, n, k, Op.GROUPED, experts, total, top_k, routing_, format_, out)
+    return Problem(m, n, k, op, experts, total, top_k, routing_, format_, out)
 
 
 def _text(name: str, text: str) -> str:

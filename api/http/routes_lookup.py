@@ -15,10 +15,10 @@ from .openapi import NOT_MODIFIED, problems
 from .problems import BodyError
 from .questions import MAX_SHAPE_TEXT, MAX_TEXT
 from .rendering import respond
-from .schemas import AnswerModel, BatchAnswer
+from .schemas import AnswerModel, BatchAnswer, ReferenceAnswerModel
 from .service import Service
 
-_SHAPE_PATTERN = r"^(e[0-9]{1,9}(of[0-9]{1,9})?k[0-9]{1,9}:)?[0-9]{1,9}x[0-9]{1,9}x[0-9]{1,9}$"
+_SHAPE_PATTERN = r"^((moe:)?e[0-9]{1,9}(of[0-9]{1,9})?k[0-9]{1,9}:)?[0-9]{1,9}x[0-9]{1,9}x[0-9]{1,9}$"
 
 
 def _number(text: str) -> tuple[str, dict[str, Any]]:
@@ -35,17 +35,17 @@ def _text(text: str) -> tuple[str, dict[str, Any]]:
 
 PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
     "shape": (
-        "MxNxK, or e<experts>[of<experts_total>]k<top_k>:MxNxK for a grouped problem; instead of the sizes below",
+        "MxNxK; grouped e<experts>[of<experts_total>]k<top_k>:MxNxK; moe: and that; instead of the sizes below",
         {"type": "string", "maxLength": MAX_SHAPE_TEXT, "pattern": _SHAPE_PATTERN},
     ),
-    "m": _number("rows of A; tokens before routing if grouped"),
-    "n": _number("rows of B, per expert if grouped"),
-    "k": _number("the contracted dimension, in elements"),
-    "op": _words("kind of GEMM; must agree with `shape`", Op, Op.DENSE),
-    "experts": _number("experts on this rank (op=grouped)"),
-    "experts_total": _number("experts over all ranks (op=grouped); as many as `experts` if left out"),
-    "top_k": _number("experts a token is sent to (op=grouped)"),
-    "routing": _words("how tokens spread over experts (grouped)", Routing, Routing.UNIFORM),
+    "m": _number("rows of A; tokens before routing if grouped or moe"),
+    "n": _number("rows of B, per expert if grouped; the intermediate size of this rank if moe"),
+    "k": _number("the contracted dimension, in elements; the hidden size if moe"),
+    "op": _words("what is computed; must agree with `shape`", Op, Op.DENSE),
+    "experts": _number("experts on this rank (op=grouped, moe)"),
+    "experts_total": _number("experts over all ranks (op=grouped, moe); as many as `experts` if left out"),
+    "top_k": _number("experts a token is sent to (op=grouped, moe)"),
+    "routing": _words("how tokens spread over experts (grouped, moe)", Routing, Routing.UNIFORM),
     "format": _words("operand format", Format, Format.NVFP4),
     "out_dtype": _words("dtype of D", OutDtype, OutDtype.BF16),
     "device": _text(
@@ -66,6 +66,13 @@ _QUERY = [
     for name, (description, schema) in PARAMETERS.items()
 ]
 
+_ANSWER = {
+    "anyOf": [
+        {"$ref": "#/components/schemas/AnswerModel"},
+        {"$ref": "#/components/schemas/ReferenceAnswerModel"},
+    ]
+}
+
 _BODY = {
     "required": True,
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/BatchQuestion"}}},
@@ -79,7 +86,7 @@ def add_lookup_routes(app: FastAPI, service: Service) -> None:
         """The best known config for one problem."""
         # The parameters are declared in PARAMETERS and read by `questions.ask`: FastAPI's own reading would cost
         # more than the lookup.
-        return respond(request, service.answer(request.scope["query_string"]))
+        return respond(request, await service.answer(request.scope["query_string"]))
 
     async def best_configs(request: Request) -> Response:
         """The best known configs for up to 10,000 problems in one call; a read, in spite of its method.
@@ -96,10 +103,11 @@ def add_lookup_routes(app: FastAPI, service: Service) -> None:
 
     for path, name in (("/v1/best-config", "best_config"), ("/best-config", "best_config_alias")):
         app.add_api_route(
-            path, best_config, methods=["GET"], operation_id=name, tags=["lookup"], response_model=AnswerModel,
-            response_class=Response, response_description="the best known config",
+            path, best_config, methods=["GET"], operation_id=name, tags=["lookup"],
+            response_model=AnswerModel | ReferenceAnswerModel,
+            response_class=Response, response_description="the best known config, or what others published",
             responses={
-                200: {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/AnswerModel"}}}},
+                200: {"content": {"application/json": {"schema": _ANSWER}}},
                 **NOT_MODIFIED, **problems("not-tuned", "ambiguous-device", "query-too-long", "invalid-input"),
             },
             openapi_extra={"parameters": _QUERY},

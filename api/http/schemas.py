@@ -38,7 +38,10 @@ class ShapeQuestion(Strict):
     """One problem: `shape`, or m, n and k; the rest as in GET /best-config."""
 
     shape: (
-        Annotated[str, Field(max_length=MAX_SHAPE_TEXT, description="MxNxK or e<experts>[of<total>]k<top_k>:MxNxK")]
+        Annotated[
+            str,
+            Field(max_length=MAX_SHAPE_TEXT, description="MxNxK, [moe:]e<experts>[of<experts_total>]k<top_k>:MxNxK"),
+        ]
         | None
     ) = None
     m: Size | None = None
@@ -85,13 +88,13 @@ class BatchQuestion(Strict):
     policy: Policy | None = Field(
         default=None, description="only winners that were measured so; left out, cuda.graph before cuda.eager"
     )
-    routing: Routing | None = Field(default=None, description="for grouped shapes that do not say")
+    routing: Routing | None = Field(default=None, description="for grouped and moe shapes that do not say")
     format: Format | None = Field(default=None, description="for shapes that do not say")
     out_dtype: OutDtype | None = Field(default=None, description="for shapes that do not say")
 
 
 class ProblemModel(Strict):
-    """One GEMM problem: D[M,N] = A[M,K] · B[N,K]ᵀ, per expert if grouped."""
+    """One GEMM problem: D[M,N] = A[M,K] · B[N,K]ᵀ, per expert if grouped; or a fused mixture-of-experts layer."""
 
     op: Op
     m: int
@@ -140,7 +143,7 @@ class ChoiceModel(Strict):
 class AnswerModel(ChoiceModel):
     """What to run, why, and what it is worth."""
 
-    match: Literal["exact", "compatible", "bucket", "reference"]
+    match: Literal["exact", "compatible", "bucket"]
     reasons: list[str]
     problem: ProblemModel
     tuned_problem: ProblemModel | None = Field(
@@ -158,6 +161,58 @@ class AnswerModel(ChoiceModel):
     source: Source
 
 
+class PublishedModel(Strict):
+    """A latency that somebody else measured, or the interpolation of two of them."""
+
+    precision: str = Field(description="as published: nvfp4, fp8, fp8_block, bfloat16, ...")
+    framework: str
+    framework_version: str
+    kernel_source: str = Field(description="what the publisher calls the kernel; no backend of fp4tune")
+    time_us: Us
+    time_us_low: Us
+    time_us_high: Us
+    interpolated: bool = Field(description="from the published M on both sides, of the same kernel: this M is not published, or is suspect")
+    includes_act_quant: bool = Field(description="quantising the activations is part of the time")
+    l2_hot_risk: bool = Field(description="the weights may have come from L2, where a server's do not")
+
+
+class PublishedOn(Strict):
+    """The card that something was published of."""
+
+    system: str = Field(description="the publisher's name")
+    device: str = Field(description="as its driver reports it")
+
+
+class ReferenceModel(PublishedModel):
+    """The fastest published kernel for a problem on a card."""
+
+    suspect: str = Field(description="published times beside this M that were not used, and why; else empty")
+    published_on: PublishedOn
+    attribution: str = Field(description="whose figures these are, and under which licence")
+    nvfp4_is_fastest: bool = Field(description="NVFP4 is published, and no other precision was faster")
+    nvfp4_over_fastest: float | None = Field(
+        gt=0,
+        description="time of NVFP4's fastest over time_us; null if none is published, below 1 only for bf16",
+    )
+    not_l2_hot: PublishedModel | None = Field(
+        description="the fastest without l2_hot_risk; null if this one is, or none is"
+    )
+    alternatives: list[PublishedModel] = Field(description="the fastest of each other precision, fastest first")
+
+
+class ReferenceAnswerModel(Strict):
+    """What others published where nothing that was measured here fits: nothing to serve. Counted as a miss."""
+
+    match: Literal["reference"]
+    reasons: list[str] = Field(min_length=1)
+    problem: ProblemModel
+    backend: None
+    config: None
+    device: DeviceModel | None = Field(description="the card that was asked about, if it is known here")
+    source: Literal["reference"]
+    reference: ReferenceModel
+
+
 class NoneModel(Strict):
     """A shape of a batch without an answer."""
 
@@ -170,8 +225,9 @@ class NoneModel(Strict):
 class BatchAnswer(Strict):
     """Answers in the order of the shapes."""
 
-    answers: list[AnswerModel | NoneModel]
-    found: int = Field(ge=0, description="how many have an answer")
+    answers: list[AnswerModel | ReferenceAnswerModel | NoneModel]
+    found: int = Field(ge=0, description="how many have a config to serve")
+    references: int = Field(ge=0, description="how many have a published time instead")
 
 
 class RunModel(Strict):

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import metadata
 
+from starlette.concurrency import run_in_threadpool
+
 from ...db import Store
 from ...kernels.errors import Fp4tuneError, StoreError
 from ..lookup import NoAnswer
 from ..settings import Settings
 from .cursors import Cursors
 from .live import LiveIndex, Served
-from .lookups import answer_batch, answer_query
+from .lookups import Reply, answer_batch, answer_missing, answer_query
 from .metrics import Metrics
 from .misses import Dropped, MissBuffer
 from .periodic import Periodic
@@ -145,12 +147,13 @@ class Service:
         self.metrics.index_generation.set(served.generation)
         self.metrics.index_refreshed.set_to_current_time()
 
-    # Lookups. On the event loop's thread: they take microseconds.
+    # Lookups. On the event loop's thread: what is in memory takes microseconds.
 
-    def answer(self, query: bytes) -> Rendered:
+    async def answer(self, query: bytes) -> Rendered:
         """The answer to GET /best-config with this query string; kept, and taken again when it is asked again.
 
-        A question that is wrong or ambiguous is answered with its problem.
+        It comes from memory, except for the first miss of a layer on a card for which something is published: that
+        reads the database, in another thread. A question that is wrong or ambiguous is answered with its problem.
         """
         try:
             served = self.live.served
@@ -158,14 +161,25 @@ class Service:
             if reply is not None:
                 self.metrics.cache_hits.inc()
             else:
-                reply = answer_query(served.index, served.places, query)
-                served.replies.put(query, reply)
+                reply = answer_query(served.index, served.places, served.references, query)
+                if reply.unread and reply.missing is not None:
+                    reply = await self._read_published(served, reply, reply.missing)
+                if not reply.unread:
+                    served.replies.put(query, reply)
         except Fp4tuneError as error:
             return problem_of_error(error)
         self.metrics.lookup(reply.match)
         if reply.missing is not None:
             self.count_miss(reply.missing)
         return reply.rendered
+
+    async def _read_published(self, served: Served, reply: Reply, missing: NoAnswer) -> Reply:
+        """The reply with what is published; as it was if the database cannot be read."""
+        try:
+            return await run_in_threadpool(answer_missing, served.index, served.references, missing)
+        except StoreError as error:
+            logger.warning("published times cannot be read: %s", error)
+            return reply
 
     def answer_batch(self, body: bytes) -> Rendered:
         """The answer to POST /best-configs. Not on the event loop's thread: 10,000 shapes take a fraction of a second.
@@ -174,7 +188,8 @@ class Service:
             BodyError: the body is not what it should be.
             InvalidInputError: the question is ambiguous.
         """
-        rendered, matches = answer_batch(self.live.served.index, body, self.count_miss)
+        served = self.live.served
+        rendered, matches = answer_batch(served.index, served.references, body, self.count_miss)
         for match, count in matches.items():
             self.metrics.lookup(match, count)
         return rendered
@@ -182,7 +197,7 @@ class Service:
     # Misses
 
     def count_miss(self, missing: NoAnswer) -> None:
-        """Count something that was asked for and not found."""
+        """Count something that was asked for and not found; what others published about it changes nothing in that."""
         place = missing.place
         if not self.writes_misses:
             dropped: Dropped | None = Dropped.READ_ONLY

@@ -165,7 +165,7 @@ def test_batch_takes_objects_and_words_for_all(server: Running):
 
 
 def test_empty_batch_and_ten_thousand_shapes(server: Running):
-    assert server.batch().json() == {"answers": [], "found": 0}
+    assert server.batch().json() == {"answers": [], "found": 0, "references": 0}
     document = server.batch(*(["16x2048x4096"] * 10_000)).json()
     assert document["found"] == len(document["answers"]) == 10_000
 

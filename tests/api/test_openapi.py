@@ -97,7 +97,8 @@ def test_every_parameter_is_documented(document: dict[str, Any], page: str):
 
 def test_every_field_match_and_word_of_an_answer_is_documented(document: dict[str, Any], page: str):
     words = set(re.findall(r"`(\w+)`", page))
-    assert set(document["components"]["schemas"]["AnswerModel"]["properties"]) <= words
+    for model in ("AnswerModel", "ReferenceAnswerModel", "ReferenceModel"):
+        assert set(document["components"]["schemas"][model]["properties"]) <= words
     assert {match.value for match in Match} <= words
     for name in ("op", "routing", "format", "out_dtype"):
         assert set(DECLARED[name][1]["enum"]) <= words

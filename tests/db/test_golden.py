@@ -15,7 +15,17 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from fp4tune.db import Store, schema
-from fp4tune.db.records import Choice, Conditions, Roofs, RunStatus, TrialFilter, TrialStatus, WinnerFilter
+from fp4tune.db.records import (
+    Choice,
+    Conditions,
+    LatencyModel,
+    ReferenceRow,
+    Roofs,
+    RunStatus,
+    TrialFilter,
+    TrialStatus,
+    WinnerFilter,
+)
 from fp4tune.kernels.backend import StaticFacts
 from fp4tune.kernels.errors import StoreError
 from fp4tune.kernels.problem import parse_key
@@ -76,6 +86,7 @@ def test_upgraded_it_says_what_it_said(revision: str, copy: Path):
         assert store.schema().current == schema.HEAD
         assert_golden(store)
         (assert_0001 if revision == "0001" else assert_0002)(store)
+        (assert_0003 if revision >= "0003" else assert_nothing_published)(store)
 
 
 def test_a_0001_of_postgresql_is_upgraded_and_says_the_same(postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -162,6 +173,39 @@ def assert_0002(store: Store) -> None:
         None,
         "no FP4 instruction",
     )
+
+
+def assert_nothing_published(store: Store) -> None:
+    """Older databases have no published measurements, and can take some."""
+    assert store.reference_sources() == store.latency_models() == []
+    assert store.reference_systems("NVIDIA RTX PRO 6000 Blackwell Server Edition") == []
+
+
+def assert_0003(store: Store) -> None:
+    """What came with 0003."""
+    (source,) = store.reference_sources()
+    assert (source.package, source.package_version, source.file) == (
+        "golden-measurements", "0.12.0", "golden/gemm.parquet",
+    )  # fmt: skip
+    assert (source.system, source.framework, source.framework_version) == ("rtx_pro_6000_server", "sglang", "0.5.14")
+    assert (source.sha256, source.attribution) == ("0f" * 32, "Copyright (c) Golden")
+    assert (source.imported_at, source.n_rows) == (START + timedelta(minutes=2), 3)
+    assert source.device == "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+    assert store.reference_systems(source.device) == ["rtx_pro_6000_server"]
+    dense = ("dense", "nvfp4", "golden_kernel")
+    assert store.reference_rows(["rtx_pro_6000_server"], "dense", 2048, 4096) == [
+        (source, ReferenceRow(*dense, 1, 2048, 4096, 0, 0, 0, 1, 1, "", 18.25, True, True, "")),
+        (source, ReferenceRow(*dense, 16, 2048, 4096, 0, 0, 0, 1, 1, "", 90.5, True, False, "slow: ü")),
+    ]
+    ((_, moe),) = store.reference_rows(["rtx_pro_6000_server"], "moe", 256, 4096, 64, 512, 10)
+    assert moe == ReferenceRow(
+        "moe", "bfloat16", "golden_moe", 32, 256, 4096, 64, 512, 10, 4, 8, "balanced", 39.0625, False, False
+    )  # fmt: skip
+    key = (store.environments()[0].environment.device.fingerprint, "dense", "nvfp4")
+    assert store.latency_models() == [
+        LatencyModel(*key, "cuda.eager", 8.5, None, 1.0e15, None, 16, 16, 5, 0.125, 0.5, START),
+        LatencyModel(*key, "cuda.graph", 4.25, 1.25e12, 1.125e15, 3.5, 1, 4096, 12, 0.0625, 0.25, START),
+    ]
 
 
 def assert_golden(store: Store) -> None:

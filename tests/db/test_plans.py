@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from fp4tune.db import Store
 from fp4tune.db.records import TrialFilter, TrialStatus, WinnerFilter
+from query_plans import plans
 from store_factory import GROUPED, LARGE, ON_CARD, SMALL, failed_trial, miss, new_run, new_trial, new_winner
 
 TRIAL_FILTERS: dict[str, Any] = {
@@ -58,25 +58,6 @@ def filled(template: Path, tmp_path: Path) -> Iterator[Store]:
 def subsets(filters: dict[str, Any]) -> list[tuple[str, ...]]:
     """Every filter alone, every two, and all."""
     return [*itertools.combinations(filters, 1), *itertools.combinations(filters, 2), tuple(filters)]
-
-
-def plans(store: Store, call: Callable[[], object]) -> list[str]:
-    """The plan of every SELECT that a call sends, its steps joined by "; "."""
-    sent: list[tuple[str, Any]] = []
-
-    def note(connection, cursor, statement, parameters, context, executemany):
-        if statement.startswith("SELECT"):
-            sent.append((statement, parameters))
-
-    sa.event.listen(store._engine, "before_cursor_execute", note)
-    call()
-    sa.event.remove(store._engine, "before_cursor_execute", note)
-    assert sent
-    with store._reading() as connection:
-        return [
-            "; ".join(row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters))
-            for statement, parameters in sent
-        ]
 
 
 def test_trials_without_a_filter_go_by_id(filled: Store):

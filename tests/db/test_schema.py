@@ -15,7 +15,11 @@ from fp4tune.kernels.errors import StoreError
 from store_factory import new_run, new_trial
 from store_workers import all_at_once, migrate_and_write
 
-NEXT = '''
+NOW = schema.HEAD
+NEXT = f"{int(NOW) + 1:04}"
+"""The revision that a later fp4tune would have."""
+
+MIGRATION = '''
 """A migration for tests: a column more, in tables that SQLite copies, also one that others refer to."""
 
 import time
@@ -23,8 +27,8 @@ import time
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "{next}"
+down_revision = "{now}"
 
 
 def upgrade():
@@ -42,7 +46,7 @@ def with_next(tmp_path: Path):
     def make(then: str = "time.sleep(0.2)") -> Path:
         folder = tmp_path / "migrations%d"  # a per cent sign, which Alembic's configuration would interpolate
         shutil.copytree(schema.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        (folder / "versions" / "0003_test.py").write_text(NEXT.format(then=then))
+        (folder / "versions" / f"{NEXT}_test.py").write_text(MIGRATION.format(then=then, next=NEXT, now=NOW))
         return folder
 
     return make
@@ -51,8 +55,8 @@ def with_next(tmp_path: Path):
 def be_newer(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Be an fp4tune with one more migration."""
     monkeypatch.setattr(schema, "MIGRATIONS", folder)
-    monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, "0003"))
-    monkeypatch.setattr(schema, "HEAD", "0003")
+    monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, NEXT))
+    monkeypatch.setattr(schema, "HEAD", NEXT)
 
 
 def filled(url: str) -> str:
@@ -123,15 +127,17 @@ def test_an_older_schema_is_upgraded_only_by_create(empty_url: str, with_next, m
     run_id = filled(empty_url)
     be_newer(monkeypatch, with_next(""))
     for mode in ("write", "read"):
-        with pytest.raises(StoreError, match="has schema 0002, and this fp4tune needs 0003: run `fp4tune db upgrade`"):
+        with pytest.raises(
+            StoreError, match=f"has schema {NOW}, and this fp4tune needs {NEXT}: run `fp4tune db upgrade`"
+        ):
             Store.open(empty_url, mode=mode)
     with Store.open(empty_url) as store:
-        assert store.schema() == SchemaState("0003", "0003", "0002")
+        assert store.schema() == SchemaState(NEXT, NEXT, NOW)
         assert len(store.trials(limit=1000).items) == store.run(run_id).n_trials == 100
         with store._reading() as connection:
             assert connection.exec_driver_sql("SELECT DISTINCT extra FROM trials").scalar_one() == "none"
     monkeypatch.undo()
-    with pytest.raises(StoreError, match="has schema 0003, and this fp4tune knows schemas up to 0002"):
+    with pytest.raises(StoreError, match=f"has schema {NEXT}, and this fp4tune knows schemas up to {NOW}"):
         Store.open(empty_url)
 
 
@@ -142,7 +148,7 @@ def test_a_migration_that_fails_changes_nothing(empty_url: str, with_next, monke
         with pytest.raises(StoreError, match="no_such_table"):
             Store.open(empty_url)
     with Store.open(empty_url) as store:
-        assert store.schema().current == "0002"
+        assert store.schema().current == NOW
         assert len(store.trials(limit=1000).items) == 100
         with store._reading() as connection:
             assert "extra" not in {c["name"] for c in sa.inspect(connection).get_columns("trials")}
@@ -166,8 +172,8 @@ def test_a_migration_that_leaves_a_row_without_what_it_refers_to_is_undone(
 def test_eight_processes_upgrade_the_same_database_at_once(empty_url: str, with_next):
     filled(empty_url)
     states = all_at_once(8, migrate_and_write, empty_url, with_next())
-    assert {(state.current, state.head) for state in states} == {("0003", "0003")}
-    assert "0002" in {state.found for state in states}
+    assert {(state.current, state.head) for state in states} == {(NEXT, NEXT)}
+    assert NOW in {state.found for state in states}
 
 
 def test_readers_go_on_while_a_migration_is_under_way(tmp_path: Path, with_next, monkeypatch: pytest.MonkeyPatch):

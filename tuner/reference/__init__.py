@@ -1,0 +1,1 @@
+"""Published measurements: read from an installed package, and what they say of a problem."""
