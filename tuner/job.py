@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from ..db.records import (
     Choice,
+    LatencyModel,
     NewRun,
     NewWinner,
     Page,
@@ -29,6 +30,8 @@ from ..kernels.problem import Problem
 from .context import JobContext
 from .events import ProblemDone, ProblemStarted, RunDone, RunStarted
 from .executor import Candidate
+from .latency_model import nearness
+from .plausible import with_doubt
 from .problem_run import ProblemRun
 from .search import Arm, Search, first_candidates
 from .select import Selection
@@ -68,6 +71,7 @@ class TuningJob:
         self._context = context
         self._n_served = 0
         self._families: dict[Problem, list[tuple[int, Choice]]] | None = None
+        self._models: dict[tuple[str, str], LatencyModel | None] = {}
 
     def start(
         self, items: Sequence[RunProblem], *, checkpoint: str = "", extra: Mapping[str, object] | None = None
@@ -165,13 +169,14 @@ class TuningJob:
         search = Search(arms, seed=self._context.settings.seed)
         names = tuple(arm.backend for arm in arms)
         self._context.tell(ProblemStarted(position, item, names, refused, search.n_listed, len(earlier)))
-        run = ProblemRun(self._context, run_id, position, problem, search, writer, earlier)
+        run = ProblemRun(self._context, run_id, position, problem, search, writer, earlier, self._model(problem))
         known = {trial.backend for trial in earlier}
         for backend, reason in refused.items():
             if backend not in known:
                 run.refuse(backend, reason)
         selection, outcome = self._tune(run, search, arms, following.item.problem if following else None)
         baseline = selection.baseline if selection else None
+        doubt = run.doubt(selection)
         if selection is not None and current is not None and search.musts_left:
             # Stopped before what is served now had its turn: what was found has not been compared with it.
             selection, outcome = None, "what was served before is kept"
@@ -181,6 +186,7 @@ class TuningJob:
                 f"the best here took {selection.served.time_us:,.1f} µs"
             )
             selection = None
+        outcome = with_doubt(outcome, doubt)
         writer.flush()
         if selection is not None:
             self._store.add_winner(self._winner(run_id, problem, selection, run))
@@ -265,9 +271,20 @@ class TuningJob:
         return arms, refused
 
     def _neighbours(self, problem: Problem) -> list[Choice]:
-        """What is served on this device, by this policy, for problems that differ in M alone, nearest M first."""
+        """What is served on this device, by this policy, for problems that differ in M alone, nearest first."""
         near = self._family(problem)
-        return [choice for m, choice in sorted(near, key=lambda one: max(one[0], problem.m) / min(one[0], problem.m))]
+        if not near:
+            return []
+        key = nearness(self._model(problem), problem, self._context.settings.seed)
+        return [choice for _, choice in sorted(near, key=lambda one: key(one[0]))]
+
+    def _model(self, problem: Problem) -> LatencyModel | None:
+        """The latency model of this device for problems like this one, if `fp4tune model` has fitted one."""
+        kind = problem.op.value, problem.format.value
+        if kind not in self._models:
+            device, policy = self._context.device.fingerprint, self._context.executor.policy
+            self._models[kind] = self._store.latency_model(device, *kind, policy)
+        return self._models[kind]
 
     def _family(self, problem: Problem) -> list[tuple[int, Choice]]:
         """(M, what is served) of the problem's family. Read from the store once, then kept up with by this job."""

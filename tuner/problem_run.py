@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
-from ..db.records import NewTrial, Origin, Trial, TrialStatus
+from ..db.records import LatencyModel, NewTrial, Origin, Trial, TrialStatus
 from ..kernels.backend import Space
 from ..kernels.problem import Problem
 from .context import JobContext
 from .events import FinalsStarted, TrialDone
 from .executor import Candidate, Evaluation
+from .plausible import Plausibility, plausibility
 from .search import Proposal, Search, candidate_key
 from .select import Searched, Selection, finalists, select
 from .writer import TrialWriter
@@ -30,6 +31,7 @@ class ProblemRun:
         search: proposes candidates.
         writer: where trials go.
         earlier: committed trials of this problem in this run, in order (resume); the search learns from them.
+        model: of the device, for problems like this one; times far from it are doubted.
 
     Attributes:
         problem: as above.
@@ -44,6 +46,7 @@ class ProblemRun:
         search: Search,
         writer: TrialWriter,
         earlier: Sequence[Trial],
+        model: LatencyModel | None = None,
     ) -> None:
         self._context = context
         self._run_id = run_id
@@ -57,6 +60,9 @@ class ProblemRun:
         self._next_number = 1 + max((trial.number for trial in earlier), default=-1)
         self._n_search = 0
         self._floor_us: float | None = None
+        self._model = model
+        self._plausible: Plausibility | None = None
+        self._n_too_fast = 0
         self._deadline = 0.0
         self._spent_s = 0.0
         for trial in earlier:
@@ -172,10 +178,27 @@ class ProblemRun:
             )
         )
 
+    def doubt(self, selection: Selection | None) -> str:
+        """Why what is to be served, or a trial of the search, cannot have been as fast or as slow; else empty."""
+        found = self._plausibility.doubt(selection.served.time_us) if selection else ""
+        if not found and self._n_too_fast:
+            n, least_us = self._n_too_fast, self._plausibility.floor_us
+            found = f"{n} trial{'s' * (n > 1)} took less than the {least_us:,.1f} µs that reading the bytes takes"
+        return found
+
+    @property
+    def _plausibility(self) -> Plausibility:
+        """What times of this problem are held against."""
+        if self._plausible is None:
+            settings, device, roofs = self._context.settings, self._context.device, self._context.roofs
+            self._plausible = plausibility(self.problem, settings.seed, device, roofs=roofs, model=self._model)
+        return self._plausible
+
     def _learn(self, candidate: Candidate, time_us: float | None, origin: Origin) -> None:
         self._n_search += 1
         self._search.tell(candidate, time_us)
         if time_us is not None:
+            self._n_too_fast += self._plausibility.is_too_fast(time_us)
             is_baseline = self._search.is_baseline(candidate.backend)
             is_default = origin is Origin.DEFAULT and not is_baseline
             self._searched.append(Searched(candidate, time_us, is_default=is_default, is_baseline=is_baseline))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ...db.records import TrialStatus
 from ...kernels.backend import config_key
+from ...tuner.plausible import doubt_in
 from .gather import Measured, ProblemResult, RunResult
 from .markdown import Labels, cell, percent, shape, table, time_text, times
 from .noise_file import NoiseEntry, noise_of
@@ -49,6 +50,8 @@ def winners(result: RunResult, labels: Labels, noise: Sequence[NoiseEntry]) -> I
         rows.append(row)
     yield from ("### What is served", "", *table(heads, rows, right=figures), "")
     reasons = [f"- {shape(one.problem)}: {_outcome(one)}" for one in result.problems if one.winner is None]
+    doubts = [(one, doubt_in(one.outcome)) for one in result.problems if one.winner is not None]
+    reasons += [f"- {shape(one.problem)}: doubtful: {cell(doubt)}" for one, doubt in doubts if doubt]
     if reasons:
         yield from (*reasons, "")
 
