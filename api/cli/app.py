@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from ...kernels.errors import Fp4tuneError
-from . import best, db, doctor, inspect, noise, results, runs, serve, tune
+from . import best, db, doctor, export, import_, inspect, model, noise, results, runs, selftest, serve, tune
 from .compile import compile_
 
 EXIT_UNEXPECTED = 70
@@ -58,8 +58,12 @@ app.command("runs", short_help="List tuning runs, newest first.")(runs.runs)
 app.command("doctor", short_help="What can be tuned here, and what is missing.")(doctor.doctor)
 app.command("noise", short_help="How far apart two measurements of one config lie.")(noise.noise)
 app.command("compile", short_help="Compile configs for a card that need not be here.")(compile_)
+app.command("export", short_help="Write what is served as an engine's own file.")(export.export)
+app.command("selftest", short_help="Check this installation on this card.")(selftest.selftest)
+app.command("model", short_help="Fit what a GEMM's time is made of on each device.")(model.model)
 app.command("results", short_help="Make the results page of a card from its runs.")(results.results)
 app.add_typer(db.app, name="db")
+app.add_typer(import_.app, name="import", short_help="Import measurements that others published.")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

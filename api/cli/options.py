@@ -24,9 +24,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 Shapes = Annotated[
     list[str] | None,
-    typer.Option("--shape", help="MxNxK, or e<experts>[of<total>]k<top_k>:MxNxK for grouped. May be repeated."),
+    typer.Option(
+        "--shape",
+        help="MxNxK, e<experts>[of<total>]k<top_k>:MxNxK for grouped, moe: and that for a fused layer. Repeatable.",
+    ),
 ]
-RoutingOption = Annotated[Routing, typer.Option("--routing", help="How tokens spread over experts (grouped shapes).")]
+RoutingOption = Annotated[
+    Routing, typer.Option("--routing", help="How tokens spread over experts (grouped and moe shapes).")
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="Operand format of the shapes.")]
 OutDtypeOption = Annotated[OutDtype, typer.Option("--out-dtype", help="Output dtype of the shapes.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
@@ -41,7 +46,9 @@ Tokens = Annotated[
 def problems_of(shapes: list[str], routing: Routing, format_: Format, out_dtype: OutDtype) -> list[Problem]:
     """The problems that shape strings name. Raises InvalidInputError."""
     return [
-        parse_shape(s, routing=routing if s.startswith("e") else Routing.UNIFORM, format=format_, out_dtype=out_dtype)
+        parse_shape(
+            s, routing=routing if s.startswith(("e", "moe:")) else Routing.UNIFORM, format=format_, out_dtype=out_dtype
+        )
         for s in shapes
     ]
 
