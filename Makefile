@@ -25,12 +25,15 @@ FLASHINFERS := 0.7.2 0.7.4
 # The oldest Triton that our kernels are compiled with: that of PyTorch 2.11, which serving images have.
 OLD_TRITON := 3.6.0
 
+# Published measurements, as they are read: 0.12.0 is the release that the documents count.
+REFERENCE := aiconfigurator-core==0.12.0
+
 # CUTLASS's headers that its kernels are compiled with: the newest come with FlashInfer, the oldest with their own wheel.
 NEW_CUTLASS := flashinfer-python==0.7.4
 OLD_CUTLASS := nvidia-cutlass==4.2.0.0
 
-.PHONY: setup demo test test-served-fastapi test-humming-versions test-flashinfer test-old-triton test-cutlass test-network test-slow \
-	test-gpu lint format types check clean
+.PHONY: setup demo test test-served-fastapi test-humming-versions test-flashinfer test-old-triton test-cutlass test-reference \
+	test-network test-slow test-gpu lint format types check clean
 
 setup: $(VENV)/.ready
 
@@ -83,12 +86,21 @@ test-humming-versions: $(HUMMINGS:%=.make/humming/%/.ready)
 		FP4TUNE_TEST_HUMMING=$$release PYTHONPATH=.make/humming/$$release \
 		$(BIN)/python -m pytest tests/kernels/humming $(PYTEST_ARGS); done
 
-# Each in an environment of its own, which sees everything of $(VENV): FlashInfer brings 2 GB of its own dependencies.
-.make/flashinfer/%/.ready: $(VENV)/.ready
-	$(PYTHON) -m venv $(@D)
-	@$(BIN)/python -c 'import site; print("import site;", "; ".join(f"site.addsitedir({p!r})" for p in site.getsitepackages()))' \
-		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/fp4tune-venv.pth"
-	$(@D)/bin/pip install -q flashinfer-python==$*
+# Each in an environment of its own. That of the newest sees everything of $(VENV), and gets the 2 GB that FlashInfer
+# depends on; those of the others see that of the newest, and get FlashInfer alone.
+SEES = import site; print("import site;", "; ".join(f"site.addsitedir({p!r})" for p in site.getsitepackages()))
+FLASHINFER_VENV = $(PYTHON) -m venv $(@D) && $(1)/bin/python -c '$(SEES)' \
+	> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/fp4tune-venv.pth"
+NEWEST_FLASHINFER := .make/flashinfer/$(lastword $(FLASHINFERS))
+
+$(NEWEST_FLASHINFER)/.ready: $(VENV)/.ready
+	$(call FLASHINFER_VENV,$(VENV))
+	$(@D)/bin/pip install -q flashinfer-python==$(lastword $(FLASHINFERS))
+	@touch $@
+
+.make/flashinfer/%/.ready: $(NEWEST_FLASHINFER)/.ready
+	$(call FLASHINFER_VENV,$(NEWEST_FLASHINFER))
+	$(@D)/bin/pip install -q --no-deps flashinfer-python==$*
 	@touch $@
 
 test-flashinfer: $(FLASHINFERS:%=.make/flashinfer/%/.ready)
@@ -120,6 +132,15 @@ test-old-triton: .make/triton/$(OLD_TRITON)/.ready
 test-cutlass: .make/cutlass/new/.ready .make/cutlass/old/.ready
 	FP4TUNE_CUTLASS_CACHE_DIR=$(CURDIR)/.make/cutlass/cache FP4TUNE_TEST_CUTLASS=$(CURDIR)/.make/cutlass/new:$(CURDIR)/.make/cutlass/old \
 		$(BIN)/python -m pytest tests/kernels/cutlass/test_build.py $(PYTEST_ARGS)
+
+# Only its files are read: nothing of it is run, so nothing that it needs is installed.
+.make/reference/.ready: $(VENV)/.ready
+	$(BIN)/pip install -q --no-deps --upgrade --target $(@D) $(REFERENCE)
+	@touch $@
+
+test-reference: .make/reference/.ready
+	FP4TUNE_TEST_REFERENCE=$(lastword $(subst ==, ,$(REFERENCE))) $(BIN)/python -m pytest --slow \
+		tests/tuner/test_reference_import_real.py $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -148,7 +148,7 @@ def locate(index: WinnerIndex, device: str | None = None, environment: str | Map
             f"and the question names device {device!r}: name one of the two, or the right pair."
         )
     fingerprint = found.fingerprint if found else device if device and is_fingerprint(device) else ""
-    name = found.name if found else _card_name(index, device or "", fingerprint)
+    name = found.name if found else _card_name(index, device or "")
     countable = device is None or bool(fingerprint or name)
 
     if isinstance(environment, Mapping):
@@ -183,11 +183,11 @@ def _known_environment(index: WinnerIndex, text: str) -> Environment | None:
     return found[0] if found else None
 
 
-def _card_name(index: WinnerIndex, text: str, fingerprint: str) -> str:
+def _card_name(index: WinnerIndex, text: str) -> str:
     """The name of a card without winners: that of a device which an environment knows, or one with published times."""
-    if fingerprint:
+    if is_fingerprint(text):
         devices = (environment.device for environment in index.environments.values())
-        return next((device.name for device in devices if device.fingerprint == fingerprint), "")
+        return next((device.name for device in devices if device.fingerprint == text), "")
     return text if index.systems_of(text) else ""
 
 
@@ -216,8 +216,9 @@ def _find_device(index: WinnerIndex, text: str | None) -> tuple[Device | None, t
         )
     if devices:
         return devices[0], ()
-    if index.systems_of(text):
-        return None, (f"nothing that was measured on {text} is stored",)
+    card = _card_name(index, text)
+    if index.systems_of(card):
+        return None, (f"nothing that was measured on {card} is stored",)
     others = [shelf.device for shelf in index.shelves.values()]
     hint = f"there are winners of {_listed(others)}" if others else "no winner is stored yet"
     known_as = f"a name, a fingerprint, or at least {MIN_PREFIX} of its first digits"

@@ -75,9 +75,7 @@ def translated(shown: str) -> Iterator[None]:
         raise StoreError(f"Too many threads use the database {shown} at once; try again.") from error
     except UnicodeEncodeError:
         raise InvalidInputError("A text holds a lone surrogate, which no database can store or look for.") from None
-    except (
-        UnicodeDecodeError
-    ) as error:  # SQLite quotes a damaged schema in its message, and the driver cannot read that
+    except UnicodeDecodeError as error:  # SQLite quotes a damaged schema, and the driver cannot decode its message
         raise StoreError(f"The database {shown} {_SQLITE[sqlite3.SQLITE_CORRUPT]}.") from error
     except (sqlalchemy.exc.SQLAlchemyError, sqlite3.Error) as error:
         raise StoreError(sentence(shown, error)) from error

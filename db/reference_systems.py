@@ -16,8 +16,9 @@ class PublishedCard:
 
     Attributes:
         devices: its names, as a driver reports them.
-        variants: names of cards with the same GPU and other limits (power, clocks, cooling, memory): times of the one
-            are a hint for the other, and no more.
+        variants: names of cards with the same GPU, as many SMs, nearly as fast memory and other limits of power and
+            clocks: times of the one are a hint for the other, and no more. An H100 PCIe or NVL is none of an H100 SXM,
+            nor an A100 of 40 GB one of 80 GB: their memory is slower or faster by a sixth and more.
     """
 
     devices: tuple[str, ...]
@@ -27,10 +28,10 @@ class PublishedCard:
 _RTX_PRO_6000 = "NVIDIA RTX PRO 6000 Blackwell"
 
 CARDS: dict[str, PublishedCard] = {
-    "a100_sxm": PublishedCard(("NVIDIA A100-SXM4-80GB",), ("NVIDIA A100-SXM4-40GB", "NVIDIA A100 80GB PCIe")),
+    "a100_sxm": PublishedCard(("NVIDIA A100-SXM4-80GB",), ("NVIDIA A100 80GB PCIe",)),
     "b200_sxm": PublishedCard(("NVIDIA B200",), ("NVIDIA GB200",)),
     "gb200": PublishedCard(("NVIDIA GB200",), ("NVIDIA B200",)),
-    "h100_sxm": PublishedCard(("NVIDIA H100 80GB HBM3",), ("NVIDIA H100 PCIe", "NVIDIA H100 NVL")),
+    "h100_sxm": PublishedCard(("NVIDIA H100 80GB HBM3",)),
     "h200_sxm": PublishedCard(("NVIDIA H200",), ("NVIDIA H200 NVL",)),
     "rtx_pro_6000_server": PublishedCard(
         (f"{_RTX_PRO_6000} Server Edition",),

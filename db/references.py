@@ -63,6 +63,9 @@ class Curve(NamedTuple):
     includes_act_quant: bool
 
 
+Layer = tuple[str, int, int, int, int, int]
+"""op, n, k, experts, experts_total, top_k."""
+
 Point = tuple[int, float, bool, str]
 """m, time_us, l2_hot_risk, suspect."""
 
@@ -210,6 +213,14 @@ def systems(connection: sa.Connection, device_name: str) -> list[str]:
     """Imported systems that are published for a card of this name, the very card before another variant of it."""
     values.name(device_name, "A device's name")
     return matching(connection.execute(sa.select(_SOURCE.system).distinct()).scalars(), device_name)
+
+
+def layers(connection: sa.Connection, systems: Sequence[str]) -> frozenset[Layer]:
+    """Every layer of some systems that has rows; from an index alone."""
+    columns = (_CURVE.op, _CURVE.n, _CURVE.k, _CURVE.experts, _CURVE.experts_total, _CURVE.top_k)
+    wanted = sa.select(_SOURCE.id).where(_SOURCE.system.in_(systems))
+    found = connection.execute(sa.select(*columns).distinct().where(_CURVE.source_id.in_(wanted)))
+    return frozenset((row[0], row[1], row[2], row[3], row[4], row[5]) for row in found)
 
 
 def rows(

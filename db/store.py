@@ -395,6 +395,15 @@ class Store:
         with self._reading() as connection:
             return references.systems(connection, device_name)
 
+    def reference_layers(self, systems: Sequence[str]) -> frozenset[references.Layer]:
+        """Every layer that is published for some systems: op, n, k, experts, experts_total, top_k as below.
+
+        Args:
+            systems: as `reference_systems` gives them.
+        """
+        with self._reading() as connection:
+            return references.layers(connection, systems)
+
     def reference_rows(
         self, systems: Sequence[str], op: str, n: int, k: int, experts: int = 0, experts_total: int = 0, top_k: int = 0
     ) -> list[tuple[ReferenceSource, ReferenceRow]]:

@@ -169,7 +169,9 @@ class StaticFacts:
 class Compiling(Protocol):
     """A backend whose configs are compiled, so that they can be compiled ahead, elsewhere, while the device is busy.
 
-    Its class may say more, as `compile_memory_bytes` and `compile_s`: see `CompileNeed`.
+    Its class may say more, as `compile_memory_bytes` and `compile_s`: see `CompileNeed`. One whose compiler takes much
+    may have a method `is_compiled(problem, device, config)`, True if compiling it is only finding it in the cache, so
+    that it does not wait for memory that it will not need. It is quick, and may raise whatever `compile` does.
     """
 
     def compile(self, problem: Problem, device: Device, config: Config) -> StaticFacts:

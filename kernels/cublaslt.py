@@ -15,7 +15,7 @@ from . import _torch_cuda, cuda_stack
 from .backend import Availability, Config, ConfigValue, Parameter, Space
 from .dequant_space import check_config
 from .device import cublas_version
-from .errors import UnsupportedError
+from .errors import OtherKindError, UnsupportedError
 from .operands import Quantized
 from .padding import pad_values, padded
 from .problem import Format, Op
@@ -170,7 +170,7 @@ def _why_no_torch(device: Device) -> str:
 def _check_problem(problem: Problem) -> None:
     """Raises UnsupportedError for what the operator does not multiply."""
     if problem.format is not Format.NVFP4 or problem.op is not Op.DENSE:
-        raise UnsupportedError(f"cublaslt multiplies dense NVFP4 by NVFP4, and {problem.key} is not that.")
+        raise OtherKindError(f"cublaslt multiplies dense NVFP4 by NVFP4, and {problem.key} is not that.")
     if problem.k % K_MULTIPLE or problem.n % N_MULTIPLE:
         raise UnsupportedError(
             f"cublaslt needs K in multiples of {K_MULTIPLE} and N in multiples of {N_MULTIPLE}, and the problem is "

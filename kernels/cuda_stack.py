@@ -16,7 +16,8 @@ from ._host import usable_cores
 __all__ = [
     "TOOLKIT", "CudaStack", "Nvcc", "Version", "conflict", "conflicts", "cuda_version", "cudnn_frontend_version",
     "cudnn_version", "dotted", "header", "here", "jobs_that_fit", "max_jobs", "numbers", "nvcc", "torch_cuda",
-    "why_cuda_too_old", "why_cudnn_too_old", "why_jit_died", "why_no_jit", "why_torch_too_old",
+    "why_cuda_too_old", "why_cudnn_too_old", "why_jit_died", "why_no_jit", "why_other_dsl", "why_other_nvcc",
+    "why_torch_too_old",
 ]  # fmt: skip
 
 JOB_BYTES = 8 << 30
@@ -177,17 +178,30 @@ def conflicts(stack: CudaStack | None = None) -> tuple[str, ...]:
         named = " and ".join(f"{one.package} {dotted(one.version)}" for one in s.runtimes)
         which = f"CUDA {s.torch_cuda[0]}, which PyTorch is built for" if s.torch_cuda else "one"
         found.append(f"Two CUDA runtimes are installed, {named}: keep that of {which}, and uninstall the other.")
-    if s.torch is None or s.torch_cuda is None:
-        return tuple(found)
-    torch, major = f"PyTorch {s.torch[0]} is built for CUDA {dotted(s.torch_cuda)}", s.torch_cuda[0]
-    if s.nvcc and s.nvcc.version[0] != major:
-        compiler = f"{s.nvcc.path} is of CUDA {dotted(s.nvcc.version)}"
-        found.append(f"{torch}, and {compiler}: set CUDA_HOME to a toolkit of CUDA {major}.")
-    if s.dsl_flavour and s.dsl_flavour != major:
-        loaded = f"{DSL}{s.dsl_flavour} {s.package(f'{DSL}{s.dsl_flavour}')}"
-        mend = f"uninstall {DSL}{s.dsl_flavour}" if s.dsl_flavour > major else f"install nvidia-cutlass-dsl[cu{major}]"
-        found.append(f"{torch}, and the CUTLASS DSL would load {loaded}: {mend}.")
-    return tuple(found)
+    return (*found, *(reason for reason in (why_other_nvcc(s), why_other_dsl(s)) if reason))
+
+
+def why_other_nvcc(stack: CudaStack | None = None) -> str:
+    """Why what nvcc builds must not be loaded beside PyTorch: their CUDA major versions differ."""
+    s = stack or here()
+    if s.torch is None or s.torch_cuda is None or s.nvcc is None or s.nvcc.version[0] == s.torch_cuda[0]:
+        return ""
+    compiler = f"{s.nvcc.path} is of CUDA {dotted(s.nvcc.version)}"
+    return f"{_torch_is(s)}, and {compiler}: set CUDA_HOME to a toolkit of CUDA {s.torch_cuda[0]}."
+
+
+def why_other_dsl(stack: CudaStack | None = None) -> str:
+    """Why the CUTLASS DSL must not be used beside PyTorch: its libraries are of another CUDA major version."""
+    s = stack or here()
+    if s.torch is None or s.torch_cuda is None or not s.dsl_flavour or s.dsl_flavour == s.torch_cuda[0]:
+        return ""
+    major, package = s.torch_cuda[0], f"{DSL}{s.dsl_flavour}"
+    mend = f"uninstall {package}" if s.dsl_flavour > major else f"install nvidia-cutlass-dsl[cu{major}]"
+    return f"{_torch_is(s)}, and the CUTLASS DSL would load {package} {s.package(package)}: {mend}."
+
+
+def _torch_is(s: CudaStack) -> str:
+    return f"PyTorch {s.torch[0]} is built for CUDA {dotted(s.torch_cuda)}" if s.torch and s.torch_cuda else ""
 
 
 def conflict(stack: CudaStack | None = None) -> str:

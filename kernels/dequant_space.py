@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .backend import Config, Constraint, Parameter, Space, config_key
-from .errors import UnsupportedError
+from .errors import OtherKindError, UnsupportedError
 from .problem import Format, Op
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ def check_gemm(backend: str, problem: Problem) -> None:
     """Refuse a fused layer, for backends that compute single products, dense and grouped.
 
     Raises:
-        UnsupportedError: the problem is a moe problem.
+        OtherKindError: the problem is a moe problem.
     """
     if problem.op is Op.MOE:
-        raise UnsupportedError(f"{backend} computes dense and grouped GEMMs, and {problem.shape} is a fused layer.")
+        raise OtherKindError(f"{backend} computes dense and grouped GEMMs, and {problem.shape} is a fused layer.")
 
 
 def check_config(backend: str, config: Config, space: Space) -> None:

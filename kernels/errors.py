@@ -41,6 +41,10 @@ class UnsupportedError(Fp4tuneError):
     http_status = 422
 
 
+class OtherKindError(UnsupportedError):
+    """A backend is for problems of another kind: another op, other formats. Nothing is missing, and nothing failed."""
+
+
 class OutOfMemoryError(UnsupportedError):
     """A problem needs more memory than the device has; the sentence says how much is needed."""
 

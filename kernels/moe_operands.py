@@ -194,7 +194,8 @@ def _input(drawn: Quantized | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
     if not isinstance(drawn, Quantized):
         return drawn, torch.ones(1, device=drawn.device)
-    scale = drawn.global_scale.log2().round().exp2()
+    # On the host: a device's exp2 need not give the power of two exactly, nor the same bytes everywhere.
+    scale = drawn.global_scale.new_tensor([2.0 ** round(math.log2(float(drawn.global_scale)))])
     return nvfp4.dequantize(replace(drawn, global_scale=scale), torch.bfloat16), scale
 
 

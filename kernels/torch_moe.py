@@ -15,7 +15,7 @@ from . import _torch_cuda
 from .backend import Availability, Config, ConfigValue, Parameter, Space
 from .cpu_dequant import CpuDequant, thread_values
 from .dequant_space import block_values, check_config, dequant_space
-from .errors import UnsupportedError
+from .errors import OtherKindError, UnsupportedError
 from .problem import Op, OutDtype
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class TorchMoe:
 def _space(problem: Problem, threads: tuple[int, ...]) -> Space:
     """The space with these values of `threads`; without that parameter if there are none."""
     if problem.op is not Op.MOE:
-        raise UnsupportedError(f"torch.moe computes fused mixture-of-experts layers, not {problem.op.value} problems.")
+        raise OtherKindError(f"torch.moe computes fused mixture-of-experts layers, not {problem.op.value} problems.")
     # BF16 sums would be too wrong for an output of more bits, unless nothing but the requantised intermediate has them.
     is_wide = problem.out_dtype is not OutDtype.BF16
     wider = replace(problem, op=Op.GROUPED, n=max(2 * problem.n, problem.k), k=max(problem.k, problem.n))

@@ -297,6 +297,17 @@ class HeavyCompiler(FaultyCompiler):
         return facts
 
 
+class Kept(HeavyCompiler):
+    """The same with a cache in which there is what a config says is there. Family `kept`."""
+
+    name = "kept.kernel"
+
+    def is_compiled(self, problem: Problem, device: Device, config: Config) -> bool:
+        if config["kept"] == "unknown":
+            raise RuntimeError("the cache cannot be read")
+        return bool(config["kept"])
+
+
 class GpuFaulty(Faulty):
     """A backend of a GPU whose config names a kernel of triton_faults. Family `gpufaulty`."""
 

@@ -65,6 +65,22 @@ class TrialDone:
 
 
 @dataclass(frozen=True, slots=True)
+class CompilersAwaited:
+    """The device has had nothing to do for a while, because all that was submitted is still being compiled.
+
+    Attributes:
+        position: of the problem. backends: whose compilers are waited for, sorted.
+        beyond_budget: whether a default is among it, which is waited for however long it takes.
+        seconds_left: until the problem's budget is out.
+    """
+
+    position: int
+    backends: tuple[str, ...]
+    beyond_budget: bool
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
 class FinalsStarted:
     """The search of a problem is over; finalists are re-measured.
 
@@ -107,4 +123,4 @@ class RunDone:
     n_trials: int
 
 
-Event = RunStarted | ProblemStarted | TrialDone | FinalsStarted | ProblemDone | RunDone
+Event = RunStarted | ProblemStarted | TrialDone | CompilersAwaited | FinalsStarted | ProblemDone | RunDone

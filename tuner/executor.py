@@ -70,11 +70,15 @@ class Executor(Protocol):
 
     Attributes:
         policy: name of the measuring policy.
-        lookahead: candidates that it wants in flight, submitted and not yet collected; 1: one by one.
+        lookahead: candidates that it wants in flight now, submitted and not yet collected; 1: one by one.
     """
 
     policy: str
-    lookahead: int
+
+    @property
+    def lookahead(self) -> int:
+        """See above."""
+        ...
 
     def open(self, problem: Problem, seed: int) -> None:
         """Make operands and the expected result. Raises OutOfMemoryError, UnsupportedError."""
@@ -89,6 +93,14 @@ class Executor(Protocol):
 
     def submit(self, candidate: Candidate) -> None:
         """Begin what needs no device; returns at once."""
+        ...
+
+    def await_compilers(self, timeout_s: float) -> Sequence[Candidate]:
+        """Wait until `collect` need not wait for a compiler, at most so many seconds.
+
+        Returns:
+            What is being compiled, if nothing that was submitted is ready even then; else nothing.
+        """
         ...
 
     def collect(self, effort: Effort, *, best_us: float | None = None) -> tuple[Candidate, Evaluation]:
@@ -164,6 +176,10 @@ class LocalExecutor:
     def submit(self, candidate: Candidate) -> None:
         """See Executor."""
         self._submitted.append(candidate)
+
+    def await_compilers(self, timeout_s: float) -> Sequence[Candidate]:  # noqa: ARG002 - part of the protocol
+        """Nothing is compiled ahead, so nothing is waited for."""
+        return ()
 
     def collect(self, effort: Effort, *, best_us: float | None = None) -> tuple[Candidate, Evaluation]:
         """See Executor."""

@@ -25,7 +25,7 @@ from ..db.records import (
 )
 from ..db.store import Store
 from ..kernels.backend import can_serve
-from ..kernels.errors import InvalidInputError, OutOfMemoryError, UnsupportedError
+from ..kernels.errors import InvalidInputError, OtherKindError, OutOfMemoryError, UnsupportedError
 from ..kernels.problem import Problem
 from .context import JobContext
 from .events import ProblemDone, ProblemStarted, RunDone, RunStarted
@@ -252,9 +252,13 @@ class TuningJob:
         return winners[0].choice if winners else None
 
     def _arms(self, problem: Problem, current: Choice | None) -> tuple[list[Arm], dict[str, str]]:
-        """The backends that can run the problem, and why the others cannot."""
+        """The backends that can run the problem, and why the others cannot.
+
+        Those that are for problems of another kind are not spoken of, unless there are no others.
+        """
         arms: list[Arm] = []
         refused: dict[str, str] = {}
+        of_other_kinds: dict[str, str] = {}
         neighbours = self._neighbours(problem)
         for name, backend in sorted(self._context.backends.items()):
             try:
@@ -262,13 +266,13 @@ class TuningJob:
                 default = backend.default(problem, self._context.device)
                 seeds = backend.seeds(problem, self._context.device)
             except UnsupportedError as error:
-                refused[name] = str(error)
+                (of_other_kinds if isinstance(error, OtherKindError) else refused)[name] = str(error)
                 continue
             near = [choice.config for choice in neighbours if choice.backend == name][:NEIGHBOUR_SEEDS]
             served = current.config if current is not None and current.backend == name else None
             is_baseline = not can_serve(backend, problem)
             arms.append(Arm(name, space, default, [*near, *seeds], served, is_baseline))
-        return arms, refused
+        return arms, refused if arms else refused | of_other_kinds
 
     def _neighbours(self, problem: Problem) -> list[Choice]:
         """What is served on this device, by this policy, for problems that differ in M alone, nearest first."""

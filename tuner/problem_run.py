@@ -11,12 +11,18 @@ from ..db.records import LatencyModel, NewTrial, Origin, Trial, TrialStatus
 from ..kernels.backend import Space
 from ..kernels.problem import Problem
 from .context import JobContext
-from .events import FinalsStarted, TrialDone
+from .events import CompilersAwaited, FinalsStarted, TrialDone
 from .executor import Candidate, Evaluation
 from .plausible import Plausibility, plausibility
 from .search import Proposal, Search, candidate_key
 from .select import Searched, Selection, finalists, select
 from .writer import TrialWriter
+
+_POLL_S = 0.5
+"""How often a stop and the budget are looked at while compilers are waited for."""
+
+_PATIENCE_S = 5.0
+"""A wait for compilers that takes longer is told: Triton's take a second or two, nvcc minutes."""
 
 
 class ProblemRun:
@@ -104,8 +110,7 @@ class ProblemRun:
                 if not was_told and len(self._in_flight) < max(1, executor.lookahead):
                     when_all_is_proposed()
                     was_told = True
-                # What must be tried is waited for, however small the budget.
-                if not self._in_flight or (self._left_s <= 0 and not self._search.musts_left):
+                if not self._in_flight or self._is_over or not self._await_compilers():
                     break
                 # The sampler takes some ten milliseconds, in which the device need not wait for it.
                 ahead = proposer.submit(self._propose) if executor.lookahead > 1 else None
@@ -115,6 +120,24 @@ class ProblemRun:
                 if proposal is not None and not self._context.stop.requested:
                     self._submit(proposal)
         self._in_flight.clear()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the seconds are out. What must be tried is waited for, however few they are."""
+        return self._left_s <= 0 and not self._search.musts_left
+
+    def _await_compilers(self) -> bool:
+        """Wait until there is something to measure; False if the search ends before."""
+        start, was_told = time.monotonic(), False
+        while awaited := self._context.executor.await_compilers(_POLL_S):
+            if self._context.stop.requested or self._is_over:
+                return False
+            if not was_told and time.monotonic() - start >= _PATIENCE_S:
+                was_told = True
+                names = tuple(sorted({candidate.backend for candidate in awaited}))
+                left_s = max(0.0, self._left_s)
+                self._context.tell(CompilersAwaited(self._position, names, self._search.musts_left, left_s))
+        return True
 
     def _propose(self) -> Proposal | None:
         """The next candidate, if the budget has room for one more."""

@@ -146,9 +146,8 @@ def _print_published(published: Beside, unread: str) -> None:
         print_line(f"Published by others for this card: not known. {unread}")
         return
     if not published.systems:
-        imported = (
-            f"what is imported is of {', '.join(published.others)}" if published.others else "nothing is imported"
-        )
+        others = ", ".join(published.others)
+        imported = f"what is imported is of {others}" if others else "nothing is imported"
         print_line(f"Published by others for this card: none; {imported} (fp4tune import aiconfigurator).")
         return
     by = ", ".join(published.frameworks)

@@ -96,7 +96,8 @@ def _print(fitted: Sequence[Fitted], left_out: Sequence[Unfitted]) -> None:
         ),
         [_row(one) for one in fitted],
         caption="time = max(bytes / bandwidth, operations / rate, serial * K / 1,024) + launch; errors are those of "
-        "problems of a layer (N, K) that the fit had not seen",
+        "problems of a layer (N, K) that the fit had not seen; constants hold for the M shown: with few rows TB/s and "
+        "TFLOP/s are of these problems and no roofs of the card",
         tall=True,
     )  # fmt: skip
     for one in fitted:

@@ -16,7 +16,16 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from ...db.records import RunProblem, TrialStatus
-from ...tuner.events import Event, FinalsStarted, ProblemDone, ProblemStarted, RunDone, RunStarted, TrialDone
+from ...tuner.events import (
+    CompilersAwaited,
+    Event,
+    FinalsStarted,
+    ProblemDone,
+    ProblemStarted,
+    RunDone,
+    RunStarted,
+    TrialDone,
+)
 
 WITH_BAR = 104
 """Columns of a terminal from which on there is room for a bar beside the text, whose lines take up to 80."""
@@ -83,6 +92,8 @@ class TuneDisplay:
             self._problem_started(event)
         elif isinstance(event, TrialDone):
             self._trial_done(event)
+        elif isinstance(event, CompilersAwaited):
+            self._compilers_awaited(event)
         elif isinstance(event, FinalsStarted):
             self._update(state=f"re-measuring {_counted(event.n_finalists, 'finalist')}, {self._time_left(0.0)}")
         elif isinstance(event, ProblemDone):
@@ -125,6 +136,14 @@ class TuneDisplay:
             if self._console.is_terminal:
                 self._print(f"  {why}")
         self._update(advance=1, state=f"trial {event.number + 1}, {state}, {self._time_left(event.seconds_left)}")
+
+    def _compilers_awaited(self, event: CompilersAwaited) -> None:
+        waiting = f"waiting for the compiler{'s' * (len(event.backends) > 1)} of {' and '.join(event.backends)}"
+        self._update(state=f"{waiting}, {self._time_left(event.seconds_left)}")
+        why = "beyond the seconds of this problem if need be: what a backend does untuned is always measured"
+        if event.beyond_budget and (waiting, why) not in self._told:  # once a run for the same compilers
+            self._told.add((waiting, why))
+            self._print(f"  {waiting}, {why}")
 
     def _problem_done(self, event: ProblemDone) -> None:
         self._n_done += 1

@@ -24,7 +24,7 @@ from ...tuner.workers.process import FailedInsideError, WorkerProcess
 from ...tuner.workers.spec import own_sys_path, spec_of
 from .files import beside, put_in_place
 from .flashinfer_child import CHILD, Entry, Reloaded, Wanted
-from .flashinfer_metadata import WILDCARD, MetadataMode, check_release, file_metadata
+from .flashinfer_metadata import WILDCARD, MetadataMode, check_measured, check_release, file_metadata
 from .selection import LeftOut, Selected
 
 if TYPE_CHECKING:
@@ -120,12 +120,13 @@ def export(
         Fp4tuneError: FlashInfer does not give back what was written.
         InvalidInputError: the file cannot be written.
     """
-    check_installed()
-    check_release(environment, installed_version())
+    check_measured(environment)
     rest, clashing = _one_a_shape(selected)
     gone = [*left_out, *clashing]
     if not rest:
         raise _nothing(gone)
+    check_installed()
+    check_release(environment, installed_version())
     with process(environment.device, backends) as child:
         wanted = [Wanted(one.problem, one.backend, one.config) for one in rest]
         captured = child.entries(wanted)

@@ -91,15 +91,28 @@ def file_metadata(
     return found
 
 
+def check_measured(environment: Environment) -> str:
+    """The release of FlashInfer that winners were measured with.
+
+    Raises:
+        UnsupportedError: they were measured without it.
+    """
+    measured = environment.versions.get(RECORDED["flashinfer_version"], "")
+    if not measured:
+        raise UnsupportedError(
+            f"The winners of {environment.device.name} were measured without FlashInfer, so its cache can hold none of "
+            "them: tune where `fp4tune doctor` lists a backend of FlashInfer as available."
+        )
+    return measured
+
+
 def check_release(environment: Environment, installed: str) -> None:
     """Refuse a FlashInfer of another release than the winners'.
 
     Raises:
         UnsupportedError: it is.
     """
-    measured = environment.versions.get(RECORDED["flashinfer_version"], "")
-    if not measured:
-        raise UnsupportedError("These winners were measured without FlashInfer: there is none of it to export.")
+    measured = check_measured(environment)
     if measured != installed:
         raise UnsupportedError(
             f"These winners were measured with FlashInfer {measured}, and {installed} is installed here: tactics and "

@@ -40,7 +40,7 @@ def trial_export(
     reason = unfit_version()
     if reason:
         return [Finding(STEP, FORMAT, Outcome.NOT_RUN, reason)]
-    mine = {name: one for name, one in carried(backends).items() if _is_for(one, device)}
+    mine = {name: one for name, one in carried(backends).items() if not one.why_not_on(device)}
     if not mine:
         return [Finding(STEP, FORMAT, Outcome.NOT_RUN, f"No backend with a cache is for {device.name}.")]
     try:
@@ -79,15 +79,6 @@ def _try(mine: Mapping[str, Carried], device: Device, candidates: Sequence[tuple
             else:
                 findings.append(Finding(STEP, subject, Outcome.OK, _text(found, here, as_if is not None)))
     return findings
-
-
-def _is_for(backend: Carried, device: Device) -> bool:
-    """Whether a backend is for such a card, whatever is installed here."""
-    from ...kernels.flashinfer_gemm.dense import Dense
-
-    if isinstance(backend, Dense):
-        return not backend.why_not_on(device)
-    return device.compute_capability in ("12.0", "12.1")
 
 
 def _wanted(mine: Mapping[str, Carried], candidates: Sequence[tuple[Problem, Candidate]]) -> list[Wanted]:

@@ -171,7 +171,9 @@ class PublishedModel(Strict):
     time_us: Us
     time_us_low: Us
     time_us_high: Us
-    interpolated: bool = Field(description="from the published M on both sides, of the same kernel: this M is not published, or is suspect")
+    interpolated: bool = Field(
+        description="this M is not published, or is suspect: worked out from its neighbours, of the same kernel"
+    )
     includes_act_quant: bool = Field(description="quantising the activations is part of the time")
     l2_hot_risk: bool = Field(description="the weights may have come from L2, where a server's do not")
 

@@ -102,6 +102,13 @@ class Cutlass:
             raise UnsupportedError(f"cutlass compiled {build} without {FP4_OPCODE}.")
         return facts
 
+    def is_compiled(self, problem: Problem, device: Device, config: Config) -> bool:
+        """Whether the shared object of a config is in the cache. Raises UnsupportedError as `compile`."""
+        from .builder import find_built
+
+        build = build_of(problem, device, config)
+        return find_built(build, toolchain(build.target)) is not None
+
     def prepare(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], None]:
         """The callable launches one kernel on the current stream, before it for stream-K the clearing of its barriers.
 

@@ -83,7 +83,8 @@ class Built:
 
 def cache_folder() -> Path:
     """Where entries are kept: FP4TUNE_CUTLASS_CACHE_DIR, else `~/.cache/fp4tune/cutlass`."""
-    return Path(os.environ.get(CACHE_VARIABLE) or DEFAULT_CACHE).expanduser()
+    named = os.environ.get(CACHE_VARIABLE)
+    return Path(named) if named else Path(DEFAULT_CACHE).expanduser()
 
 
 def command(build: BuildConfig, tools: Toolchain, output: Path, *, cubin: bool = False) -> list[str]:
@@ -117,6 +118,12 @@ def key_of(build: BuildConfig, tools: Toolchain) -> str:
     return f"{build.tile}-{build.schedule}-{build.scheduler}-{digest}"
 
 
+def find_built(build: BuildConfig, tools: Toolchain) -> Built | None:
+    """The entry of a build config, if it is in the cache."""
+    found = Built(cache_folder() / key_of(build, tools), was_cached=True)
+    return found if found.library.is_file() else None
+
+
 def ensure_built(build: BuildConfig, tools: Toolchain, *, timeout_s: float = BUILD_S) -> Built:
     """The shared object of a build config, from the cache or made now.
 
@@ -132,13 +139,13 @@ def ensure_built(build: BuildConfig, tools: Toolchain, *, timeout_s: float = BUI
             Or the cache cannot be written.
         TimeoutError: the compiler took longer than it may.
     """
+    if found := find_built(build, tools):
+        return found
     root = cache_folder()
     folder = root / key_of(build, tools)
-    if (folder / LIBRARY).is_file():
-        return Built(folder, was_cached=True)
     with _explain_file_errors(root), _locked(root, folder.name):
-        if (folder / LIBRARY).is_file():
-            return Built(folder, was_cached=True)
+        if found := find_built(build, tools):  # somebody else has made it meanwhile
+            return found
         with tempfile.TemporaryDirectory(prefix=".build-", dir=root) as temporary:
             made = Path(temporary) / "entry"
             made.mkdir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..backend import Config, ConfigValue, Constraint, Parameter, Space
-from ..errors import UnsupportedError
+from ..errors import OtherKindError, UnsupportedError
 from ..padding import pad_values
 from ..problem import Format, Op, OutDtype
 from .build_config import SCHEDULERS, SCHEDULES
@@ -61,7 +61,7 @@ def check_problem(problem: Problem) -> None:
         UnsupportedError: it is not dense NVFP4, or K or N is not a multiple of what TMA moves.
     """
     if problem.op is not Op.DENSE or problem.format is not Format.NVFP4:
-        raise UnsupportedError(f"cutlass computes dense NVFP4 products, and {problem.key} is not one.")
+        raise OtherKindError(f"cutlass computes dense NVFP4 products, and {problem.key} is not one.")
     if problem.k % K_MULTIPLE:
         raise UnsupportedError(f"cutlass needs K to be a multiple of {K_MULTIPLE}, and it is {problem.k}.")
     multiple = ROW_BYTES // _OUT_BYTES[problem.out_dtype]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import UnsupportedError
+from ..errors import OtherKindError, UnsupportedError
 from ..operands import Quantized
 from ..problem import NVFP4_GROUP, Format, Op, OutDtype
 from .stand_ins import stand_in
@@ -73,11 +73,11 @@ def of_operands(operands: Operands) -> Arguments:
     """Our operands as FlashInfer wants them: the same bytes, nothing is copied.
 
     Raises:
-        UnsupportedError: they are not of a dense NVFP4 problem.
+        OtherKindError: they are not of a dense NVFP4 problem.
     """
     a, b = operands.a, operands.b
     if not isinstance(a, Quantized) or not isinstance(b, Quantized) or operands.offsets is not None:
-        raise UnsupportedError(f"FlashInfer's mm_fp4 multiplies dense NVFP4, and {operands.problem.key} is not that.")
+        raise OtherKindError(f"FlashInfer's mm_fp4 multiplies dense NVFP4, and {operands.problem.key} is not that.")
     k = operands.problem.k
     return Arguments(
         a.packed,
@@ -115,7 +115,7 @@ def _made(problem: Problem, rows: int, make: Any, alpha_shape: tuple[int, ...]) 
     import torch
 
     if problem.op is not Op.DENSE or problem.format is not Format.NVFP4:
-        raise UnsupportedError(f"FlashInfer's mm_fp4 multiplies dense NVFP4, and {problem.key} is not that.")
+        raise OtherKindError(f"FlashInfer's mm_fp4 multiplies dense NVFP4, and {problem.key} is not that.")
     out_dtype = {OutDtype.BF16: torch.bfloat16, OutDtype.FP16: torch.float16, OutDtype.FP32: torch.float32}
     n, k = problem.n, problem.k
     return Arguments(

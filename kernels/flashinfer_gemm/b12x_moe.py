@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .. import cuda_stack
 from ..backend import Config, ConfigValue, Parameter, Space
 from ..dequant_space import check_config
 from ..errors import UnsupportedError
@@ -20,7 +19,7 @@ from . import moe_arguments
 from .moe_base import Sm12x
 from .seam import Seam, seam
 from .tactics import DEFAULT
-from .versions import installed_version
+from .versions import DSL, installed_version, why_no_dsl
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -31,7 +30,6 @@ CUTOVER_ENV = "FLASHINFER_B12X_STATIC_COMPACT_CUTOVER_PAIRS"
 """Routed rows up to which the static kernel is used, and for very few of them one of the micro kernels; 0: never.
 moe_dispatch.py, `_get_static_compact_cutover_pairs`, which also reads three older names behind this one."""
 
-_DSL = "nvidia-cutlass-dsl"
 _API = "flashinfer.fused_moe.cute_dsl.b12x_moe"
 _DISPATCH = "flashinfer.fused_moe.cute_dsl.blackwell_sm12x.moe_dispatch"
 _CONVERT = ("flashinfer.cute_dsl.utils", "convert_sf_to_mma_layout")
@@ -59,10 +57,7 @@ class B12xMoe(Sm12x):
 
     def why_not_here(self, device: Device) -> str:
         """CUDA 13 (b12x_moe.py) and CUTLASS's DSL."""
-        reason = cuda_stack.why_cuda_too_old(self.cuda, self.name) or super().why_not_here(device)
-        if reason or installed_version(_DSL):
-            return reason
-        return f"{self.name} needs the CUTLASS DSL, which is not installed: install {_DSL}."
+        return super().why_not_here(device) or why_no_dsl(self.name)
 
     def why_not_ready(self, flashinfer: Seam) -> str:
         """Releases without `input_global_scale` quantise x with the factor of the first product, which distorts it."""
@@ -79,7 +74,7 @@ class B12xMoe(Sm12x):
 
     def versions(self, device: Device) -> dict[str, str]:
         """FlashInfer's and the DSL's, whose compiler decides how fast a kernel is."""
-        return {**super().versions(device), "cutlass_dsl": installed_version(_DSL)}
+        return {**super().versions(device), "cutlass_dsl": installed_version(DSL)}
 
     def space_of(self, problem: Problem) -> Space:
         """The three values; see the class."""

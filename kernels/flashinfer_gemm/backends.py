@@ -17,7 +17,7 @@ from .native_build import why_not_built
 from .offers import PAD_M
 from .seam import Seam, seam
 from .tactics import B12xCodec, Codec, CudnnCodec, CuteDslCodec, CutlassCodec, TrtllmCodec
-from .versions import installed_version, unfit_version
+from .versions import DSL, JIT_CACHE, installed_version, unfit_version, why_no_dsl
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -25,20 +25,10 @@ if TYPE_CHECKING:
     from ..problem import Problem
     from .arguments import Arguments
 
-DSL = "nvidia-cutlass-dsl"
-"""Distribution of CUTLASS's Python DSL, whose compiler builds the kernels of b12x and cute-dsl."""
-
-JIT_CACHE = "flashinfer-jit-cache"
-"""Distribution with FlashInfer's native kernels built."""
-
 ARCH_LIST = "FLASHINFER_CUDA_ARCH_LIST"
 """Environment variable that says which architectures FlashInfer builds its native kernels for."""
 
 _B12X_KERNEL = "flashinfer.gemm.kernels.dense_blockscaled_gemm_sm120_b12x"
-
-
-def _why_no_dsl(name: str) -> str:
-    return "" if installed_version(DSL) else f"{name} needs the CUTLASS DSL, which is not installed: install {DSL}."
 
 
 class _Dsl(Dense):
@@ -62,7 +52,7 @@ class _Dsl(Dense):
         """
         from .dsl_compile import compile_config
 
-        reason = self.why_not_on(device) or unfit_version() or _why_no_dsl(self.name)
+        reason = self.why_not_on(device) or unfit_version() or why_no_dsl(self.name)
         if reason:
             raise UnsupportedError(f"{self.name} cannot be used. {reason}")
         check_config(self.name, config, offers(self, problem, device).space)
@@ -81,7 +71,7 @@ class B12x(_Dsl):
 
     def why_not_here(self, device: Device) -> str:  # noqa: ARG002 - of the card it asks nothing more
         """CUDA 12.9 (gemm_base.py: _MIN_B12X_CUDA_VERSION) and the DSL."""
-        return cuda_stack.why_cuda_too_old((12, 9), self.name) or _why_no_dsl(self.name)
+        return cuda_stack.why_cuda_too_old((12, 9), self.name) or why_no_dsl(self.name)
 
     def codec(self, flashinfer: Seam) -> Codec:  # noqa: ARG002 - it is the same in every release
         """See B12xCodec."""
@@ -111,7 +101,7 @@ class CuteDsl(_Dsl):
 
     def why_not_here(self, device: Device) -> str:  # noqa: ARG002 - of the card it asks nothing more
         """A PyTorch for CUDA 13 (sm12x_cute/runner.py: check_requirement) and the DSL."""
-        return cuda_stack.why_torch_too_old((13, 0), self.name) or _why_no_dsl(self.name)
+        return cuda_stack.why_torch_too_old((13, 0), self.name) or why_no_dsl(self.name)
 
     def codec(self, flashinfer: Seam) -> Codec:  # noqa: ARG002 - it is the same in every release
         """See CuteDslCodec."""

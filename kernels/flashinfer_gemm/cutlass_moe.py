@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -52,7 +51,6 @@ class CutlassMoe(Sm12x):
     # of 2N rows padded to 128 as we have them that is the same only for such N. K: TMA's 16 bytes of both products.
     n_multiple = 64
     k_multiple = 32
-    library = "fused_moe_120"
 
     def space_of(self, problem: Problem) -> Space:
         """Every pair of tactics, with the finalize fused and separate, and FlashInfer's own choice with each."""
@@ -180,8 +178,7 @@ def offered(flashinfer: Seam, calls: tuple[Call, Call]) -> tuple[list[int], list
     found = []
     for stage, one in enumerate(calls, start=1):
         one.runners[0].gemm_idx_for_tuning = stage  # both calls have the same runner, which is told the stage before
-        # Its options, the stage once more, are for launching.
-        found.append([int(tactic) for tactic in flashinfer.tactics(replace(one, options={}))])
+        found.append([int(tactic) for tactic in flashinfer.tactics(one)])
     return found[0], found[1]
 
 

@@ -6,17 +6,18 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..backend import Availability, Config, ConfigValue, Space
+from ..backend import Config, ConfigValue, Space
 from ..dequant_space import check_config
 from ..errors import UnsupportedError
 from ..padding import pad_values, padded
-from ..problem import Format, Op, OutDtype
+from ..problem import Op
 from ..triton_gemm.compiler import parse_capability
 from .arguments import Arguments, of_operands, stand_ins
 from .offers import Offers, split, whole_problem
-from .seam import Call, Seam, seam, why_not
+from .on_cards import OnCards
+from .seam import Call, Seam, seam
 from .tactics import Codec, plain
-from .versions import DISTRIBUTION, installed_version, unfit_version
+from .versions import DISTRIBUTION, installed_version
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -24,53 +25,21 @@ if TYPE_CHECKING:
     from ..problem import Problem
 
 
-class Dense:
+class Dense(OnCards):
     """One backend of `mm_fp4`.
 
     Parameters of a config are the fields of its tactics (see tactics.py) and `pad_m`.
 
     Attributes:
-        name: of the backend here. backend: what `mm_fp4` calls it.
-        capabilities: compute capabilities that it is for.
-        out_dtypes: of D.
-        k_multiple: K must be one of it. n_multiple: and N. Alignments that FlashInfer does not check.
+        backend: what `mm_fp4` calls it.
         live_only: whether tactics can only be asked for on the card.
     """
 
-    name: ClassVar[str]
+    op = Op.DENSE
     backend: ClassVar[str]
-    capabilities: ClassVar[tuple[tuple[int, int], ...]] = ((12, 0), (12, 1))
-    out_dtypes: ClassVar[tuple[OutDtype, ...]] = (OutDtype.BF16, OutDtype.FP16)
     k_multiple: ClassVar[int] = 32
     n_multiple: ClassVar[int] = 8
     live_only: ClassVar[bool] = False
-
-    def probe(self, device: Device) -> Availability:
-        """Whether the card, FlashInfer and what its backend needs are here. Makes no CUDA context."""
-        reason = self.why_not_on(device) or unfit_version() or self.why_not_here(device) or why_not(device)
-        if not reason:
-            try:
-                reason = self.why_not_ready(seam())
-            except Exception as error:  # noqa: BLE001 - a broken installation may raise anything, and probe never does
-                reason = f"FlashInfer cannot be used ({type(error).__name__}: {error})."
-        return Availability(not reason, reason)
-
-    def why_not_on(self, device: Device) -> str:
-        """Why the card cannot run it, or nothing."""
-        if device.kind != "cuda":
-            return "It needs a CUDA device."
-        if parse_capability(device.compute_capability) in self.capabilities:
-            return ""
-        known = " and ".join(f"{major}.{minor}" for major, minor in self.capabilities)
-        return f"It is for compute capability {known}, and {device.name} has {device.compute_capability}."
-
-    def why_not_here(self, device: Device) -> str:
-        """Why what it needs beside FlashInfer is not here, or nothing. Imports nothing heavy."""
-        raise NotImplementedError
-
-    def why_not_ready(self, flashinfer: Seam) -> str:  # noqa: ARG002 - for backends that need a build
-        """What FlashInfer itself must have done before, or nothing."""
-        return ""
 
     def codec(self, flashinfer: Seam) -> Codec:
         """The codec of its runner in the installed release."""
@@ -82,12 +51,12 @@ class Dense:
 
     def space(self, problem: Problem, device: Device) -> Space:
         """FlashInfer's own tactics for this problem on this card, and paddings of M. Raises UnsupportedError."""
-        self._check(device)
+        self.check_usable(device)
         return offers(self, problem, device).space
 
     def default(self, problem: Problem, device: Device) -> dict[str, ConfigValue]:
         """FlashInfer's own choice, its tactic -1. Raises UnsupportedError."""
-        self._check(device)
+        self.check_usable(device)
         return dict(offers(self, problem, device).default)
 
     def seeds(self, problem: Problem, device: Device) -> Sequence[Config]:  # noqa: ARG002 - part of the protocol
@@ -125,21 +94,6 @@ class Dense:
         """Our operands as this backend wants them."""
         return of_operands(operands)
 
-    def check_problem(self, problem: Problem) -> None:
-        """Refuse what FlashInfer would not refuse before it is too late.
-
-        Raises:
-            UnsupportedError: with the field and its value.
-        """
-        if problem.op is not Op.DENSE or problem.format is not Format.NVFP4:
-            raise UnsupportedError(f"{self.name} multiplies dense NVFP4, and {problem.key} is not that.")
-        if problem.out_dtype not in self.out_dtypes:
-            known = " or ".join(dtype.value for dtype in self.out_dtypes)
-            raise UnsupportedError(f"{self.name} writes {known}, not {problem.out_dtype.value}.")
-        for name, value, multiple in (("K", problem.k, self.k_multiple), ("N", problem.n, self.n_multiple)):
-            if value % multiple:
-                raise UnsupportedError(f"{self.name} needs {name} to be a multiple of {multiple}, and it is {value}.")
-
     def tactics(self, problem: Problem, device: Device) -> Mapping[int, Sequence[Any]]:
         """Padding of M -> FlashInfer's tactics without -1, by stand-ins, or for a `live_only` backend by the card."""
         rows = {pad_m: whole_problem(problem, pad_m) for pad_m in pad_values(problem)}
@@ -173,12 +127,6 @@ class Dense:
                 f"FlashInfer {flashinfer.version} refuses the tactic {tactic!r} of {self.name} ({_first_line(error)})."
             ) from error
         return call
-
-    def _check(self, device: Device) -> None:
-        """Raise the sentence of `probe`."""
-        availability = self.probe(device)
-        if not availability.available:
-            raise UnsupportedError(f"{self.name} cannot be used. {availability.reason}")
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other)

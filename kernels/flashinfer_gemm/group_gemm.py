@@ -45,7 +45,6 @@ class GroupGemm(Sm12x):
     # gemm_base.py, `_check_group_gemm_nvfp4_nt_groupwise_problem_size`.
     n_multiple = 8
     k_multiple = 128
-    library = "gemm_sm120"
 
     def space_of(self, problem: Problem) -> Space:
         """The twelve combinations that FlashInfer accepts."""

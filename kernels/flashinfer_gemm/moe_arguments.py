@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import UnsupportedError
+from ..errors import OtherKindError
 from ..moe_operands import MoeOperands
 from ..operands import Quantized
 from ..problem import Format, Op
@@ -58,14 +58,14 @@ def of_operands(operands: Operands) -> MoeArguments:
     """Our operands as FlashInfer wants them.
 
     Raises:
-        UnsupportedError: they are not of a moe problem in NVFP4.
+        OtherKindError: they are not of a moe problem in NVFP4.
     """
     if (
         not isinstance(operands, MoeOperands)
         or not isinstance(operands.b, Quantized)
         or not isinstance(operands.b2, Quantized)
     ):
-        raise UnsupportedError(f"FlashInfer's fused MoE needs NVFP4 weights of a layer, not {operands.problem.key}.")
+        raise OtherKindError(f"FlashInfer's fused MoE needs NVFP4 weights of a layer, not {operands.problem.key}.")
     n, k, experts = operands.problem.n, operands.problem.k, operands.problem.experts
     packed = operands.packed
     if "flashinfer.up_gate" not in packed:
@@ -105,14 +105,14 @@ def stand_ins(problem: Problem) -> MoeArguments:
     """Stand-ins for a moe problem; see stand_ins.py.
 
     Raises:
-        UnsupportedError: it is no moe problem in NVFP4.
+        OtherKindError: it is no moe problem in NVFP4.
     """
     import torch
 
     from ..operands import torch_dtype
 
     if problem.op is not Op.MOE or problem.format is not Format.NVFP4:
-        raise UnsupportedError(f"FlashInfer's fused MoE is for NVFP4 layers, and {problem.key} is not that.")
+        raise OtherKindError(f"FlashInfer's fused MoE is for NVFP4 layers, and {problem.key} is not that.")
     m, n, k, e = problem.m, problem.n, problem.k, problem.experts
 
     def bytes_of(*shape: int) -> Any:

@@ -11,19 +11,33 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .. import cuda_stack
 from ..errors import Fp4tuneError, InvalidInputError, UnsupportedError
+from .versions import JIT_CACHE, installed_version
 
 if TYPE_CHECKING:
     from .seam import Seam
 
+
+class Library(NamedTuple):
+    """A native library of FlashInfer. name: of the file. module, function: what describes how to build it."""
+
+    name: str
+    module: str
+    function: str
+
+
 LIBRARIES = {
-    "flashinfer.cutlass": ("fp4_gemm_cutlass_sm120", "gen_gemm_sm120_module_cutlass_fp4"),
-    "flashinfer.trtllm": ("trtllm_gemm", "gen_trtllm_gen_gemm_module"),
+    "flashinfer.cutlass": Library("fp4_gemm_cutlass_sm120", "flashinfer.jit.gemm", "gen_gemm_sm120_module_cutlass_fp4"),
+    "flashinfer.cutlass_moe": Library(
+        "fused_moe_120", "flashinfer.jit.fused_moe", "gen_cutlass_fused_moe_sm120_module"
+    ),
+    "flashinfer.group_gemm": Library("gemm_sm120", "flashinfer.jit.gemm", "gen_gemm_sm120_module"),
+    "flashinfer.trtllm": Library("trtllm_gemm", "flashinfer.jit.gemm", "gen_trtllm_gen_gemm_module"),
 }
-"""Backend -> (name of its library, function of `flashinfer.jit.gemm` that describes how to build it)."""
+"""By backend. A test compares the names with those that the installed FlashInfer gives."""
 
 HEADERS = ("cuda_runtime.h", "curand_kernel.h")
 """What FlashInfer's sources include from the CUDA toolkit, and a toolkit put together from wheels may lack."""
@@ -45,15 +59,17 @@ def is_built(flashinfer: Seam, library: str) -> bool:
 
 def why_not_built(flashinfer: Seam, backend: str) -> str:
     """Why a backend's library cannot be loaded at once, in one sentence, or nothing."""
+    other = cuda_stack.why_other_nvcc()
     try:
-        if is_built(flashinfer, LIBRARIES[backend][0]):
-            return ""
+        if is_built(flashinfer, LIBRARIES[backend].name):
+            # A package's was built elsewhere. For one that was built here, see `cuda_stack.conflicts`.
+            return "" if installed_version(JIT_CACHE) else other
     except UnsupportedError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - private, and a probe never raises
         said = f"{type(error).__name__}: {error}"
         return f"FlashInfer {flashinfer.version} cannot say whether its library is built ({said})."
-    reason = cuda_stack.why_no_jit((12, 8), HEADERS)
+    reason = other or cuda_stack.why_no_jit((12, 8), HEADERS)
     install = f"install flashinfer-jit-cache=={flashinfer.version}"
     if reason:
         return f"Its library is not built: {install}. It cannot be built here: {reason}"
@@ -77,8 +93,8 @@ def build(backend: str, arch: str = "") -> str:
         UnsupportedError: there is no compiler, or it failed; the sentence says whether for want of memory.
     """
     if backend not in LIBRARIES:
-        raise InvalidInputError(f"{backend!r} has no library to build; {' and '.join(LIBRARIES)} have.")
-    reason = cuda_stack.why_no_jit((12, 8), HEADERS)
+        raise InvalidInputError(f"{backend!r} has no library to build; {', '.join(LIBRARIES)} have one.")
+    reason = cuda_stack.why_other_nvcc() or cuda_stack.why_no_jit((12, 8), HEADERS)
     if reason:
         raise UnsupportedError(f"The library of {backend} cannot be built. {reason}")
     if arch:
@@ -86,7 +102,8 @@ def build(backend: str, arch: str = "") -> str:
     os.environ.setdefault("MAX_JOBS", str(cuda_stack.jobs_that_fit()))
     from .seam import seam
 
-    (describe,) = seam().need("flashinfer.jit.gemm", LIBRARIES[backend][1])
+    library = LIBRARIES[backend]
+    (describe,) = seam().need(library.module, library.function)
     try:
         spec = describe()
         spec.build_and_load()

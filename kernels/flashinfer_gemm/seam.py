@@ -244,12 +244,13 @@ class Seam:
     def tactics(self, call: Call) -> list[Any]:
         """The tactics that FlashInfer itself would try for a captured call, in its order, without -1.
 
-        On stand-ins within `on`. For cuDNN and TensorRT-LLM only on the card.
+        On stand-ins within `on`. For cuDNN and TensorRT-LLM only on the card. `Call.options` are for launching: the
+        AutoTuner does not hand them to this question, and a runner may refuse them.
         """
         dim = self._of["StaticDim"]
         shapes = [[dim(size) for size in sizes] for sizes in self._sizes(call)]
         profile = self._of["OptimizationProfile"](shapes, [None] * len(shapes))
-        found = call.runners[0].get_valid_tactics(call.inputs, profile, **call.options)
+        found = call.runners[0].get_valid_tactics(call.inputs, profile)
         return [tactic for tactic in found if tactic != -1]
 
     def key(self, call: Call, *, bucket_m: int | None = None) -> str:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from importlib import metadata
 
+from .. import cuda_stack
+
 DISTRIBUTION = "flashinfer-python"
+
+JIT_CACHE = "flashinfer-jit-cache"
+"""Distribution with FlashInfer's native kernels built."""
+
+DSL = "nvidia-cutlass-dsl"
+"""Distribution of CUTLASS's Python DSL, whose compiler builds the kernels of b12x and cute-dsl."""
 
 KNOWN = ("0.7.2", "0.7.2.post1", "0.7.4")
 """Releases that the seam was tried with: SGLang 0.5.23 pins the first, vLLM 0.33 the second. The contract tests run on
@@ -42,3 +50,10 @@ def unfit_version() -> str:
     if not in_range(version):
         return f"It knows FlashInfer 0.7.2 to {NEWEST}, and {version} is installed."
     return ""
+
+
+def why_no_dsl(name: str) -> str:
+    """Why the backend called `name` has no CUTLASS DSL that it could use, in one sentence, or nothing."""
+    if not installed_version(DSL):
+        return f"{name} needs the CUTLASS DSL, which is not installed: install {DSL}."
+    return cuda_stack.why_other_dsl()

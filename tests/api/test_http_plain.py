@@ -33,6 +33,9 @@ shapes = (dense | grouped).map(lambda problem: problem.shape) | st.sampled_from(
 class NothingPublished:
     """A store that is never asked, because no system is in the index."""
 
+    def reference_layers(self, *systems: object) -> frozenset:
+        raise AssertionError(systems)
+
     def reference_rows(self, *layer: object) -> list:
         raise AssertionError(layer)
 

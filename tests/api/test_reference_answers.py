@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fp4tune.api.http.lookups import answer_batch
 from fp4tune.api.index import WinnerIndex, followed
 from fp4tune.api.lookup import Answer, NoAnswer, find, locate
 from fp4tune.api.references import ReferenceAnswer, References
@@ -143,10 +144,8 @@ def test_another_card_is_not_answered(published: Running):
 
 def test_without_a_device_it_is_told_which_one_to_name(published: Running):
     reasons = assert_problem(published.best(SHAPE), 404, "not-tuned")["reasons"]
-    assert reasons == [
-        f"no winner is stored yet; others published measurements of {CARD}: ask for a device of this name to be told of "
-        "them"
-    ]
+    hint = f"others published measurements of {CARD}: ask for a device of this name to be told of them"
+    assert reasons == [f"no winner is stored yet; {hint}"]
 
 
 def test_a_variant_of_the_card_is_answered_with_a_word_about_it(published: Running):
@@ -212,11 +211,17 @@ class Counting:
         self.asked: list[tuple[Any, ...]] = []
         self.broken = False
 
+    def reference_layers(self, systems: Any) -> Any:
+        return self._answer("reference_layers", systems)
+
     def reference_rows(self, *layer: Any) -> Any:
-        self.asked.append(layer)
+        return self._answer("reference_rows", *layer)
+
+    def _answer(self, question: str, *arguments: Any) -> Any:
+        self.asked.append((question, *arguments))
         if self.broken:
             raise StoreError("The database is gone.")
-        return self.store.reference_rows(*layer)
+        return getattr(self.store, question)(*arguments)
 
 
 def missing(index: WinnerIndex, shape: str, name: str = CARD) -> NoAnswer:
@@ -234,9 +239,22 @@ def test_a_layer_is_read_once_for_all_its_m(store: Store):
         asked = missing(index, f"{m}x2048x7168")
         assert references.is_read(asked) == (m > 1)
         assert isinstance(references.answer(asked), ReferenceAnswer) == (m < 100_000)
-    for _ in range(2):  # what nobody published is remembered, too
-        assert isinstance(references.answer(missing(index, "16x16x16")), NoAnswer)
-    assert len(counting.asked) == 2
+    for n in (16, 32):  # what nobody published is known
+        unpublished = missing(index, f"16x{n}x16")
+        assert references.is_read(unpublished)
+        assert isinstance(references.answer(unpublished), NoAnswer)
+    assert [question for question, *_ in counting.asked] == ["reference_layers", "reference_rows"]
+
+
+def test_thousands_of_layers_that_nobody_published_take_one_query(store: Store):
+    publish(store)
+    index = followed(WinnerIndex(), store)
+    counting = Counting(store)
+    shapes = [f"16x{16 * n}x48" for n in range(1, 3001)]
+    body = json.dumps({"shapes": shapes, "device": CARD}).encode()
+    _, matches = answer_batch(index, References(counting, index), body, lambda _: None)
+    assert matches == {"none": len(shapes)}
+    assert len(counting.asked) == 1
 
 
 def test_a_new_winner_forgets_nothing_that_was_read_and_a_new_file_does(store: Store):
@@ -290,6 +308,7 @@ def test_a_card_without_winners_is_known_by_its_fingerprint(store: Store):
     for name in (HERE.device.fingerprint, CARD):
         place = locate(index, name)
         assert place.countable
+        assert place.reasons == (f"nothing that was measured on {CARD} is stored",)
         assert isinstance(references.answer(NoAnswer(parse_shape(SHAPE), place, ("asked",))), ReferenceAnswer)
 
 

@@ -164,7 +164,7 @@ def test_an_option_is_never_ignored(arguments, says, tmp_path, monkeypatch, caps
 def interrupted(tmp_path_factory):
     """(database, id) of a run that was stopped."""
     database = tmp_path_factory.mktemp("resume") / "t.db"
-    shapes = [*SHAPE, "--shape", "3x32x64"]
+    shapes = [*SHAPE, "--shape", "3x32x64", "--backend", "cpu.dequant"]
     assert run(["tune", *shapes, "--trials", "2", "--budget-s", "1.5", "--device", "cpu", "--db", str(database)]) == 0
     with Store.open(database) as store:
         (stored,) = store.runs()

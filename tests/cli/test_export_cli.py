@@ -121,6 +121,23 @@ def test_without_flashinfer_one_sentence_says_what_to_install(database, capsys, 
     assert [path.name for path in database.parent.iterdir()] == ["fp4tune.db"]
 
 
+def test_winners_that_were_measured_without_flashinfer(here, capsys, monkeypatch):
+    monkeypatch.setattr(versions, "installed_version", lambda *_: "")
+    make(here / "fp4tune.db", [Tuned("16x2048x4096", Ran("triton.native", {}, 8.0))], environment(flashinfer=""))
+    assert refused(capsys, 4) == (
+        f"fp4tune: The winners of {environment().device.name} were measured without FlashInfer, so its cache can hold "
+        "none of them: tune where `fp4tune doctor` lists a backend of FlashInfer as available.\n"
+    )
+
+
+def test_that_there_is_nothing_to_export_is_said_before_flashinfer_is_asked_for(here, capsys, monkeypatch):
+    monkeypatch.setattr(versions, "installed_version", lambda *_: "")
+    make(here / "fp4tune.db", [Tuned("16x2048x4096", Ran("triton.native", {}, 8.0))])
+    assert "There is nothing to export. 16x2048x4096: triton.native won with 8.0 µs, and no config of" in refused(
+        capsys, 3
+    )
+
+
 def test_of_a_release_that_is_not_known_nothing_is_exported(database, capsys, monkeypatch):
     monkeypatch.setattr(versions, "installed_version", lambda *_: "0.9.0")
     assert "and 0.9.0 is installed" in refused(capsys, 4)

@@ -103,7 +103,7 @@ def test_a_report_that_can_be_attached_to_a_bug(small, tmp_path, capsys):
         "No kernel ran on a GPU, so this says nothing of one.", "report.json has the report",
     ):  # fmt: skip
         assert words in captured.out
-    assert "4x32x64: 3 configs of 1 backends" in captured.err
+    assert "4x32x64: 3 configs of 1 backend" in captured.err
     report = json.loads(out.read_text())
     assert (report["kind"], report["version"], report["ok"]) == ("fp4tune-selftest", 1, True)
     assert {one["status"] for one in report["checked"]} == {"ok"}

@@ -37,6 +37,14 @@ def test_only_the_asked_layer_and_systems_come(store: Store):
     assert store.reference_rows([], "dense", 2048, 4096) == []
 
 
+def test_every_layer_of_the_asked_systems_is_listed_once(store: Store):
+    store.import_reference(source(), [dense(), dense(2), dense(precision="fp8"), moe()])
+    store.import_reference(source(system="h200_sxm", file="b", sha256="b" * 64), [dense(n=64)])
+    assert store.reference_layers([SYSTEM]) == {("dense", 2048, 4096, 0, 0, 0), ("moe", 256, 4096, 64, 512, 10)}
+    assert store.reference_layers(["h200_sxm"]) == {("dense", 64, 4096, 0, 0, 0)}
+    assert store.reference_layers([]) == frozenset()
+
+
 def test_a_layer_without_a_gate_is_another_problem(store: Store):
     store.import_reference(source(), [moe(op="moe_nongated")])
     assert store.reference_rows([SYSTEM], "moe", 256, 4096, 64, 512, 10) == []
@@ -155,6 +163,7 @@ def test_systems_of_a_card_are_those_that_were_imported_the_very_card_first(stor
 def test_another_variant_of_a_card_is_said_to_be_one():
     assert variant_note(SYSTEM, SERVER) == ""
     assert variant_note(SYSTEM, "NVIDIA H200") == ""
+    assert match("h100_sxm", "NVIDIA H100 PCIe") == ""  # fewer SMs and slower memory
     for name in (WORKSTATION, "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"):
         assert match(SYSTEM, name) == "variant"
         assert (

@@ -40,6 +40,11 @@ def test_a_layer_is_one_query_by_index(filled: Store):
         assert "SCAN" not in plan.replace("SCAN reference_sources", "")
 
 
+def test_layers_are_read_from_their_index_alone(filled: Store):
+    (plan,) = plans(filled, lambda: filled.reference_layers([SYSTEM]))
+    assert "SCAN reference_curves USING COVERING INDEX ix_reference_curves_layer" in plan
+
+
 def test_systems_are_read_from_their_index(filled: Store):
     (plan,) = plans(filled, lambda: filled.reference_systems(SERVER))
     assert "COVERING INDEX ix_reference_sources_system" in plan

@@ -45,7 +45,8 @@ def test_figures_of_the_selftest_are_those_of_the_code():
     assert all(f"`{shape}`" in SELFTEST for shape in plan.SHAPES)
     assert f"At most {plan.MAX_CONFIGS} configs" in SELFTEST
     assert f"up to {plan.MAX_LISTED} of a backend by name" in SELFTEST
-    assert f"{job.NUMERICS_PART['cuda']:.0%}".replace("%", " %") in SELFTEST
+    for part in ("fp4", "cuda"):
+        assert f"{job.NUMERICS_PART[part]:.0%}".replace("%", " %") in SELFTEST
     assert f"`--budget-s` ({job.BUDGET_S:.0f})" in SELFTEST
     assert f"{numerics.GRACE_S:.0f} seconds more" in SELFTEST
     assert f'`"kind": "{report.KIND}"`, `"version": {report.VERSION}`' in SELFTEST

@@ -34,7 +34,10 @@ from fp4tune.kernels.problem import Format, OutDtype, parse_shape
 pytestmark = pytest.mark.gpu
 
 BACKENDS = [name for name in load_backends() if name != "cpu.dequant"]
-REAL = ("16x2560x4096", "1x4096x1024", "256x2560x4096", "e64of512k10:16x2048x4096", "e512k10:4x4096x128")
+REAL = (
+    "16x2560x4096", "1x4096x1024", "256x2560x4096", "e64of512k10:16x2048x4096", "e512k10:4x4096x128",
+    "moe:e512k10:16x128x4096", "moe:e64of512k10:64x1024x4096",
+)  # fmt: skip
 """Shapes of Qwen3.5-397B at TP8 and EP8."""
 
 COMPILE_S = 40.0
@@ -62,7 +65,7 @@ def backend(request, gpu, offered):
 
 
 def test_this_gpu_has_a_backend(offered):
-    assert {"torch.bf16", "torch.dequant"} <= set(offered)
+    assert {"torch.bf16", "torch.dequant", "torch.moe"} <= set(offered)
 
 
 def test_identity(backend, gpu):
@@ -120,9 +123,10 @@ def test_real_shapes(backend, gpu, shape):
 # --- the ground floor on a GPU -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("shape", ["e4of16k2:64x72x80", "moe:e4of16k2:64x48x80"])
 @pytest.mark.parametrize("format_", Format)
-def test_a_seed_means_the_same_bytes_on_every_device(gpu, format_):
-    problem = parse_shape("e4of16k2:64x72x80", format=format_)
+def test_a_seed_means_the_same_bytes_on_every_device(gpu, format_, shape):
+    problem = parse_shape(shape, format=format_)
     here, there = (dict(tensors(make_operands(problem, device, 5))) for device in (detect("cpu"), gpu))
     for name, tensor in here.items():
         if name != "out":
@@ -137,7 +141,7 @@ def test_quantising_on_the_gpu_agrees_with_the_cpu():
     assert torch.equal(nvfp4.dequantize(here), nvfp4.dequantize(there).cpu())
 
 
-@pytest.mark.parametrize("shape", ["200x328x4096", "e8k2:100x200x80"])
+@pytest.mark.parametrize("shape", ["200x328x4096", "e8k2:100x200x80"])  # a moe's is not exact: it requantises
 def test_the_oracle_on_the_gpu_agrees_with_the_cpu(gpu, shape):
     problem = parse_shape(shape, out_dtype=OutDtype.FP32)
     operands = make_operands(problem, gpu, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,19 @@ def test_every_public_module_is_named():
     for module in (ROOT / "kernels").glob("[!_]*.py"):
         if module.stem != "errors":
             assert f"`{module.stem}`" in PAGE, module.stem
+
+
+def test_every_backend_has_a_section_or_a_link_to_one():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for name in project["project"]["entry-points"]["fp4tune.backends"]:
+        if f"### {name}\n" in PAGE:
+            continue
+        link = re.search(rf"\[`{re.escape(name)}`\]\(([\w-]+\.md)(?:#([\w-]+))?\)", PAGE)
+        assert link, name
+        page = (ROOT / "docs" / link[1]).read_text(encoding="utf-8")
+        assert f"`{name}`" in page or re.search(rf"^#+ {re.escape(name)}\b", page, re.MULTILINE), f"{name}: {link[1]}"
+        sections = [re.sub(r"[^\w -]", "", title.lower()) for title in re.findall(r"^#+ (.+)$", page, re.MULTILINE)]
+        assert link[2] is None or link[2] in [title.replace(" ", "-") for title in sections], link[0]
 
 
 @pytest.mark.parametrize("name", OURS)

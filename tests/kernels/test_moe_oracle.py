@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
-from fp4tune.kernels import moe_oracle, nvfp4, oracle
+from fp4tune.kernels import moe_oracle, oracle
 from fp4tune.kernels.device import detect
 from fp4tune.kernels.moe_tolerance import MoeTolerance
 from fp4tune.kernels.operands import make_operands
 from fp4tune.kernels.problem import Format, OutDtype, Routing, parse_shape
 from fp4tune.kernels.tolerance import Tolerance, tolerance_for
+from moe_faults import FAULTS, plainly
 
 CPU = detect("cpu")
 
 
 def made(shape, seed=0, **words):
     return make_operands(parse_shape("moe:" + shape, **words), CPU, seed)
-
-
-def plainly(o, *, rounded=lambda x: x, requantised=True, experts=None, weights=None):
-    """The layer token by token, in float64 from dequantised weights: no shared code but the format's."""
-    values = [nvfp4.dequantize(w, torch.float64) if hasattr(w, "packed") else w.double() for w in (o.b, o.b2)]
-    n, out = o.problem.n, torch.zeros(o.out.shape, dtype=torch.float64)
-    experts, weights = o.experts if experts is None else experts, o.weights if weights is None else weights
-    for token, chosen in enumerate(experts.tolist()):
-        for at, expert in enumerate(chosen):
-            if expert >= o.problem.experts:
-                continue
-            w13, w2 = values[0][expert], values[1][expert]
-            gate, up = (rounded(w @ o.a[token].double()) for w in (w13[:n], w13[n:]))
-            middle = gate / (1 + torch.exp(-gate)) * up
-            if requantised and o.problem.format is Format.NVFP4:
-                q = nvfp4.quantize(middle.float().unsqueeze(0), scale=o.mid_scale[expert].view(1))
-                middle = nvfp4.dequantize(q, torch.float64)[0]
-            out[token] += weights[token, at].double() * (w2 @ middle)
-    return out
 
 
 def as_bf16(x):
@@ -92,67 +72,26 @@ def test_where_nothing_is_requantised_little_is_allowed(format_, out_dtype):
     assert not oracle.compare((expected * 1.02).to(o.out.dtype), o, expected).ok
 
 
-def faults():
-    """What kernels of the field did wrong, or could: a name, and the layer with the fault."""
-
-    def gate_for_up(o):
-        half = o.problem.n
-        w = replace(
-            o.b, packed=o.b.packed.roll(half, 1), scale=o.b.scale.view(torch.uint8).roll(half, 1).view(o.b.scale.dtype)
-        )
-        return plainly(replace(o, b=w))
-
-    def no_weights(o):
-        return plainly(o, weights=torch.full_like(o.weights, 1 / o.problem.top_k))
-
-    def lost_expert(o):
-        return plainly(o, weights=o.weights * (o.experts != o.experts[0, 0]))
-
-    def rows_64_to_127_lost(o):
-        """Flashinfer PR 3533: rows 64 to 127 of an expert were zero."""
-        weights = o.weights.clone()
-        for expert in range(o.problem.experts):
-            at = (o.experts == expert).nonzero()[64:128]
-            weights[at[:, 0], at[:, 1]] = 0
-        return plainly(o, weights=weights)
-
-    def neighbours_alpha(o):
-        return plainly(replace(o, b=replace(o.b, global_scale=o.b.global_scale.roll(1))))
-
-    def distorted(o):
-        """A factor of the first product that plays two parts distorts the sum by about a sixth."""
-        return plainly(replace(o, b2=replace(o.b2, global_scale=o.b2.global_scale * 1.17)))
-
-    def zero_column(o):
-        out = plainly(o)
-        out[:, 5] = 0
-        return out
-
-    def zero_tile(o):
-        out = plainly(o)
-        out[-3:, -16:] = 0
-        return out
-
-    return [
-        gate_for_up,
-        no_weights,
-        lost_expert,
-        rows_64_to_127_lost,
-        neighbours_alpha,
-        distorted,
-        zero_column,
-        zero_tile,
-    ]
+NEEDS = {"rows_64_to_127_lost": "many rows an expert", "remote_experts_too": "other ranks"}
+LAYERS = {
+    "many rows an expert": "e4k2:300x64x96",
+    "other ranks": "e4of8k3:60x64x96",
+    "most experts empty": "e64k2:9x64x96",
+}
 
 
-@pytest.mark.parametrize("fault", faults(), ids=lambda f: f.__name__)
-def test_a_wrong_layer_is_found(fault):
-    o = made("e4k2:300x64x96")
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_wrong_layer_is_found(fault, kind):
+    if NEEDS.get(fault.__name__, kind) != kind:
+        pytest.skip("there is nothing that it changes")
+    o = made(LAYERS[kind])
     expected = oracle.reference(o)
-    verdict = oracle.compare(fault(o).bfloat16(), o, expected)
+    found = fault(o).bfloat16()
+    verdict = oracle.compare(found, o, expected)
     assert not verdict.ok
     assert verdict.sentence.endswith("rows and tiles are wrong.")
-    assert tolerance_for(o, expected).accepts(fault(o).bfloat16()) is None
+    assert tolerance_for(o, expected).accepts(found) is None
 
 
 def test_what_was_not_written_is_found():

@@ -14,10 +14,11 @@ from fp4tune.db.records import (
     WinnerFilter,
 )
 from fp4tune.db.store import Store
+from fp4tune.kernels.backend import Space
 from fp4tune.kernels.cpu_dequant import CpuDequant
 from fp4tune.kernels.device import Device, Environment, current_environment, detect
-from fp4tune.kernels.errors import InvalidInputError
-from fp4tune.kernels.problem import parse_shape
+from fp4tune.kernels.errors import InvalidInputError, OtherKindError
+from fp4tune.kernels.problem import Problem, parse_shape
 from fp4tune.tuner import events
 from fp4tune.tuner.context import JobContext, StopFlag
 from fp4tune.tuner.executor import Candidate, LocalExecutor
@@ -100,6 +101,30 @@ def test_a_default_that_is_wrong_does_not_win_and_does_not_end_the_run(store: St
     result = job(store, cpu, backend).start([RunProblem(DENSE)])
     (winner,) = store.winners(WinnerFilter(run_id=result.run_id)).items
     assert winner.choice.config["fault"] in ("none", "slow")
+
+
+class _OfAnotherKind(CpuDequant):
+    """For problems of another kind, whatever is asked."""
+
+    name = "test.other_kind"
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        raise OtherKindError(f"test.other_kind is not for {problem.op.value} problems.")
+
+
+def test_a_backend_for_problems_of_another_kind_is_not_spoken_of(store: Store, cpu: Device):
+    result = job(store, cpu, _OfAnotherKind(), CpuDequant()).start([RunProblem(DENSE)])
+    assert {trial.backend for trial in trials_of(store, result.run_id)} == {"cpu.dequant"}
+    assert result.n_winners == 1
+
+
+def test_where_all_backends_are_for_another_kind_each_says_so(store: Store, cpu: Device):
+    result = job(store, cpu, _OfAnotherKind()).start([RunProblem(DENSE)])
+    (refused,) = trials_of(store, result.run_id)
+    assert (refused.status, refused.error) == (
+        TrialStatus.UNSUPPORTED, "test.other_kind is not for dense problems."
+    )  # fmt: skip
+    assert result.n_winners == 0
 
 
 def test_a_backend_that_refuses_a_problem_is_remembered_with_its_reason(store: Store, cpu: Device):

@@ -189,7 +189,7 @@ def test_bf16_weights_can_only_run_as_bf16():
     assert found.nvfp4_over_fastest == pytest.approx(1.26, abs=0.01)
     assert not found.nvfp4_is_fastest
     assert "in BF16 is BF16" in sentences(found)[0]
-    assert "with nothing to quantise" in sentences(found)[0]
+    assert "with no activations to quantise" in sentences(found)[0]
     bf16_less = [pair for pair in ROWS if pair[1].precision != "bfloat16"]
     assert published(Problem(16, 2048, 7168, format=Format.BF16), curves(bf16_less), [SYSTEM]) is None
 

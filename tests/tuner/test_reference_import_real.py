@@ -1,7 +1,8 @@
-"""The really installed aiconfigurator-core, if `make` put it below .make/reference: its layout, its rows, what is marked."""
+"""The really installed aiconfigurator-core, below .make/reference (`make test-reference`): its layout, rows, what is marked."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from fp4tune.tuner.reference.aiconfigurator import DEFAULT_SYSTEM, Package, impo
 from fp4tune.tuner.reference.tables import Read, rows_of
 
 SITE = Path(__file__).resolve().parents[2] / ".make" / "reference"
+ASKED_FOR = os.environ.get("FP4TUNE_TEST_REFERENCE", "")
+"""The release that must be there; else, where none is, these tests are skipped."""
 pytestmark = pytest.mark.skipif(
-    not (SITE / "aiconfigurator_core").is_dir(), reason="aiconfigurator-core is not installed below .make/reference"
+    not ASKED_FOR and not (SITE / "aiconfigurator_core").is_dir(),
+    reason="aiconfigurator-core is not installed below .make/reference: make test-reference",
 )
 
 
@@ -28,6 +32,11 @@ def read(package: Package, family: str, framework: str) -> Read:
         (t, p) for t, p in package.files(DEFAULT_SYSTEM) if t.family == family and p.parts[-3] == framework
     ]
     return rows_of(table, path.read_bytes(), card, framework)
+
+
+@pytest.mark.skipif(not ASKED_FOR, reason="no release is asked for: make test-reference")
+def test_it_is_the_release_that_was_asked_for(package: Package):
+    assert package.installed.version == ASKED_FOR
 
 
 def test_all_its_systems_and_tables_are_found(package: Package):

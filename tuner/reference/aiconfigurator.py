@@ -105,13 +105,16 @@ class Package:
 
         Raises:
             InvalidInputError: its specification cannot be read.
-            NotFoundError: it is not there, or cannot be imported.
+            NotFoundError: it is not there. UnsupportedError: it is, and cannot be imported.
         """
         if system not in (known := self.systems()):
-            raise NotFoundError(
-                f"There is no system {system[:60]!r} to import from {self.installed.distribution} "
-                f"{self.installed.version}; there are {', '.join(known)}."
-            )
+            package, these = f"{self.installed.distribution} {self.installed.version}", ", ".join(known)
+            if system in (path.name for path in (self.folder / "data").iterdir()):
+                raise UnsupportedError(
+                    f"The system {system!r} of {package} cannot be imported: the L2 cache of its card, by which times "
+                    f"are judged, is not known here; those of {these} are."
+                )
+            raise NotFoundError(f"There is no system {system[:60]!r} to import from {package}; there are {these}.")
         path = self.folder / f"{system}.yaml"
         yaml = packages.library("yaml")
         try:
@@ -142,8 +145,8 @@ def import_systems(store: Store, package: Package, systems: Sequence[str]) -> It
     A file that is there is not read again. One that is refused is told, and the others are imported all the same.
 
     Raises:
-        NotFoundError: a system cannot be imported; then nothing was.
-        UnsupportedError: what reads the files is not installed.
+        NotFoundError: a system is not there; then nothing was imported.
+        UnsupportedError: a system is there and cannot be imported, or what reads the files is not installed; the same.
     """
     cards = [package.card(system) for system in dict.fromkeys(systems)]
     known = {(s.package, s.package_version, s.file, s.sha256): s for s in store.reference_sources()}

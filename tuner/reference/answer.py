@@ -25,12 +25,17 @@ BF16_WORDS = ("bfloat16", "bf16", "float16", "fp16")
 DISTRIBUTIONS = {Routing.UNIFORM: "balanced", Routing.POWER_LAW: f"power_law_{POWER_LAW_EXPONENT}"}
 """Routing -> the published distribution that comes nearest: experts dealt in turn for uniform."""
 
-NO_CONFIG = (
-    "published times bring no config: a server keeps its framework's default until `fp4tune tune` ran on the card"
-)
+NO_CONFIG = "published times bring no config: a server keeps its default until `fp4tune tune` has run on the card"
 """What to do with published times, for who looks for something to serve."""
 
-_PRECISIONS = {NVFP4: "NVFP4", "fp8": "FP8", "fp8_block": "block-scaled FP8", "bfloat16": "BF16", "float16": "FP16"}
+WEIGHT_ONLY = ("int8_wo", "int4_wo", "w4a16_mxfp4")
+"""What publishers call weights that are quantised beside activations that are not."""
+
+_PRECISIONS = {
+    NVFP4: "NVFP4", "fp8": "FP8", "fp8_block": "block-scaled FP8", "bfloat16": "BF16", "float16": "FP16",
+    "int8_wo": "INT8 weights", "int4_wo": "INT4 weights", "w4a16_mxfp4": "MXFP4 weights",
+    "w4a8_mxfp4_mxfp8": "MXFP4 weights with MXFP8 activations", "w4afp8": "INT4 weights with FP8 activations",
+}  # fmt: skip
 _FRAMEWORKS = {"sglang": "SGLang", "trtllm": "TensorRT-LLM", "vllm": "vLLM"}
 
 
@@ -199,12 +204,9 @@ def _caveats(reference: Reference) -> Iterator[str]:
     if fastest.suspect:
         yield f"not used, because it is suspect: {fastest.suspect}"
     if fastest.l2_hot_risk:
-        cold = reference.cold
-        instead = (
-            f"the fastest without that risk is {name_of(cold)}, {_us(cold)}"
-            if cold
-            else "and so may those of all others"
-        )
+        instead = "and so may those of all others"
+        if reference.cold:
+            instead = f"the fastest without that risk is {name_of(reference.cold)}, {_us(reference.cold)}"
         yield f"its weights may have come from L2, where a server's do not; {instead}"
     if problem.format is Format.NVFP4_W4A16 and reference.nvfp4 is not None:
         yield "published NVFP4 times are of quantised activations (W4A4), and not of W4A16"
@@ -220,8 +222,8 @@ def _us(one: Estimate) -> str:
 
 def _quantising(one: Estimate) -> str:
     """Whether a time includes quantising the activations, for a sentence."""
-    if one.curve.precision in BF16_WORDS:
-        return "with nothing to quantise"
+    if one.curve.precision in (*BF16_WORDS, *WEIGHT_ONLY):
+        return "with no activations to quantise"
     return f"quantising the activations {'' if one.curve.includes_act_quant else 'not '}included"
 
 

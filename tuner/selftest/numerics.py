@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..executor import Candidate, Executor
     from .report import Report
 
-GRACE_S = 15.0
+GRACE_S = 20.0
 """Seconds beyond the deadline in which defaults are still begun: imports from a slow disk must not empty a report."""
 
 QUICK = Effort(warmup_s=0.0, min_samples=1, max_samples=1, target_half_width=1.0, budget_s=0.01)
@@ -51,7 +51,7 @@ def check_numerics(
         planned: by backend.
         report: written to.
         deadline: by `now`; after it nothing is begun but defaults, and those only for GRACE_S more. What is on the
-            device then ends.
+            device then ends, what is being compiled is not waited for.
         now: a monotonic clock, seconds.
         tell: hears a line about each problem.
     """
@@ -62,11 +62,12 @@ def check_numerics(
     if all(one.reason for one in planned):
         return
     queue = deque(in_order(planned))
-    tell(f"{problem.shape}: {len(queue)} configs of {sum(not one.reason for one in planned)} backends")
+    n_backends = sum(not one.reason for one in planned)
+    tell(f"{problem.shape}: {len(queue)} configs of {n_backends} backend{'' if n_backends == 1 else 's'}")
     first = len(report.checked)
     why = "time ran out"
     try:
-        _run(executor, problem, queue, report, lambda is_default: now() > deadline + is_default * GRACE_S)
+        _run(executor, problem, queue, report, lambda is_default: deadline + is_default * GRACE_S - now())
     except Exception as error:  # noqa: BLE001 - a report with this in it is what a selftest is for
         why = "the device was lost, or the problem cannot be set up on it"
         text = str(error) if isinstance(error, Fp4tuneError) else f"{type(error).__name__}: {error}"
@@ -83,17 +84,21 @@ def _run(
     problem: Problem,
     queue: deque[tuple[Candidate, bool]],
     report: Report,
-    is_late: Callable[[bool], bool],
+    left_s: Callable[[bool], float],
 ) -> None:
-    """Submit and collect. Raises if the problem cannot be opened, or the device is gone."""
+    """Submit and collect while there is time, which `left_s` says for a default and for others.
+
+    Raises if the problem cannot be opened, or the device is gone.
+    """
     defaults = {candidate.backend: candidate for candidate, is_default in queue if is_default}
     executor.open(problem, SEED)
     in_flight = n_defaults = 0
     while queue or in_flight:
-        while queue and in_flight < executor.lookahead and not is_late(queue[0][1]):
+        while queue and in_flight < executor.lookahead and left_s(queue[0][1]) >= 0:
             executor.submit(queue.popleft()[0])
             in_flight += 1
-        if not in_flight or is_late(n_defaults < len(defaults)):
+        patience_s = left_s(n_defaults < len(defaults))
+        if not in_flight or patience_s < 0 or executor.await_compilers(patience_s):
             return
         candidate, result = executor.collect(QUICK)
         in_flight -= 1
@@ -124,7 +129,8 @@ def _summarise(one: Planned, problem: Problem, ran: Sequence[Checked], report: R
 
 def _verdict(own: Sequence[Checked], n_left: int) -> tuple[Outcome, str]:
     if not own:
-        return Outcome.NOT_RUN, "No config ran: " + (f"{n_left} were left out." if n_left else "there is none.")
+        left = f"{n_left} {'was' if n_left == 1 else 'were'} left out."
+        return Outcome.NOT_RUN, f"No config ran: {left if n_left else 'there is none.'}"
     wrong = [one for one in own if one.is_wrong]
     right = [one for one in own if one.status is TrialStatus.OK]
     worst = max((one.rel_error or 0.0 for one in right), default=0.0)

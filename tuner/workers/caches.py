@@ -17,12 +17,20 @@ class _Cache:
         family: of backends. variable: environment variable that moves it.
         home: environment variable that moves what it is under by default; empty if none does.
         below: where it is below the home directory by default.
+        is_base: whether `variable` names what it is below, in the home directory's place.
     """
 
     family: str
     variable: str
     home: str
     below: str
+    is_base: bool = False
+
+    def directory(self, environment: Mapping[str, str]) -> Path:
+        """Where it is."""
+        home = environment.get(self.home) or environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111
+        named = environment.get(self.variable)
+        return Path(named) if named and not self.is_base else Path(named or home, self.below)
 
 
 _CACHES = (
@@ -30,6 +38,7 @@ _CACHES = (
     _Cache("humming", "HUMMING_CACHE_DIR", "", ".humming/cache"),  # humming/utils/jit.py
     _Cache("humming", "HUMMING_TMP_DIR", "", ".humming/tmp"),
     _Cache("cutlass", "FP4TUNE_CUTLASS_CACHE_DIR", "", ".cache/fp4tune/cutlass"),  # kernels/cutlass_gemm/builder.py
+    _Cache("flashinfer", "FLASHINFER_WORKSPACE_BASE", "", ".cache/flashinfer", is_base=True),  # flashinfer/jit/env.py
 )
 
 
@@ -40,8 +49,7 @@ def unwritable(families: Iterable[str], environment: Mapping[str, str] = os.envi
     for cache in _CACHES:
         if cache.family not in wanted or cache.family in refused:
             continue
-        home = environment.get(cache.home) or environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111
-        directory = Path(environment.get(cache.variable) or Path(home, cache.below))
+        directory = cache.directory(environment)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=directory) as file:

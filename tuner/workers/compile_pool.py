@@ -20,7 +20,7 @@ from .caches import unwritable
 from .inside import COMPILER, Compiled
 from .process import FailedInsideError, WorkerDiedError, WorkerError, WorkerProcess, WorkerTimeoutError
 from .resources import MemoryBudget, free_bytes, tree_bytes, usable_cores
-from .spec import BackendSpec, needs_of, own_sys_path
+from .spec import BackendSpec, is_compiled, needs_of, own_sys_path
 
 if TYPE_CHECKING:
     from ...kernels.problem import Problem
@@ -82,7 +82,8 @@ class CompilePool:
     """Compiles configs of backends that are `Compiling`, each in one of a few processes.
 
     A backend whose compiler takes more memory or time than others says so (`CompileNeed`): what is being compiled never
-    needs more memory than all may take, so such compilers run fewer at a time, one if it must be.
+    needs more memory than all may take, so such compilers run fewer at a time, one if it must be. Of several processes
+    one is never theirs, and those that must wait are passed over: they take minutes, and the device wants work.
 
     Whatever a compiler does costs its own config alone: a process that dies, hangs or takes too much memory is
     replaced. `close` ends all of them and what they started; it may be called twice. They end with the tuner in any
@@ -129,6 +130,8 @@ class CompilePool:
         self._jobs: queue.PriorityQueue[tuple[int, int, _Job | None]] = queue.PriorityQueue()
         self._count = itertools.count()
         self._lock = threading.Lock()
+        self._large: dict[int, int] = {}
+        self._passed_over: list[tuple[int, int, _Job]] = []
         self._unfinished = 0
         self._closed = False
         self._threads: list[threading.Thread] = []
@@ -170,8 +173,11 @@ class CompilePool:
         """Drop what has not begun, end what has."""
         with self._lock:
             already, self._closed = self._closed, True
+            passed_over, self._passed_over = self._passed_over, []
         if already:
             return
+        for _, _, waiting in passed_over:
+            waiting.future.cancel()
         self._budget.close()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -196,22 +202,69 @@ class CompilePool:
         if warm:
             with contextlib.suppress(Exception):  # the first config meets the same, and says so
                 worker = self._begin()
-        while (job := self._jobs.get()[2]) is not None:
+        while (taken := self._take()) is not None:
+            job, wanted = taken
             if job.future.set_running_or_notify_cancel():
                 try:
-                    with self._budget.reserve(self._wanted(job)) as given:
+                    with self._budget.reserve(wanted) as given:
                         worker, compiled = self._compile(worker, job, given)
                 except Exception as error:  # noqa: BLE001 - no thread of the pool may end with a job in its hands
                     worker = self._end(worker)
                     compiled = Compiled(TrialStatus.COMPILE_FAILED, None, f"{type(error).__name__}: {error}", 0.0)
                 job.future.set_result(compiled)
-            with self._lock:
-                self._unfinished -= 1
+            self._done(job)
         self._end(worker)
+
+    def _take(self) -> tuple[_Job, int] | None:
+        """The next job, and the memory that it gets; None at the end.
+
+        Waits for one. A large job is passed over while it does not fit beside others like it.
+        """
+        while True:
+            urgency, number, job = self._jobs.get()
+            if job is None:
+                return None
+            if not self._is_large(job):
+                return job, self.share_bytes
+            wanted = self._wanted(job)
+            with self._lock:
+                if self._closed:
+                    job.future.cancel()
+                elif not self._large or self._has_room_for(wanted):
+                    self._large[id(job)] = wanted
+                    return job, wanted
+                else:
+                    self._passed_over.append((urgency, number, job))
+
+    def _has_room_for(self, wanted: int) -> bool:
+        """Whether one more large job may run beside those that do already; the lock is held."""
+        fits = sum(self._large.values()) + wanted <= self._budget.total_bytes
+        return fits and len(self._large) < self.size - 1
+
+    def _done(self, job: _Job) -> None:
+        """Count a job out. If it was large, those that were passed over may have room now."""
+        with self._lock:
+            self._unfinished -= 1
+            again: list[tuple[int, int, _Job]] = []
+            if self._large.pop(id(job), None) is not None:
+                again, self._passed_over = self._passed_over, []
+        for entry in again:
+            self._jobs.put(entry)
+
+    @property
+    def n_large(self) -> int:
+        """Large jobs that are running, or waiting for others like them."""
+        with self._lock:
+            return len(self._large) + sum(not job.future.cancelled() for _, _, job in self._passed_over)
 
     def _wanted(self, job: _Job) -> int:
         """Memory that a config's compiler is given, in bytes."""
         return max(self.share_bytes, self._needs[job.candidate.backend].memory_bytes)
+
+    def _is_large(self, job: _Job) -> bool:
+        """Whether a job needs more memory than others are assumed to need, and there is something to compile."""
+        needs_more = self._needs[job.candidate.backend].memory_bytes > ASSUMED_BYTES
+        return needs_more and not is_compiled(self._spec, job.problem, self._device, job.candidate)
 
     def _compile(self, worker: WorkerProcess | None, job: _Job, given: int) -> tuple[WorkerProcess | None, Compiled]:
         """Compile one config in `worker`, or in a new one. The process to go on with, and the result."""

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 AHEAD = 2
 """Candidates in flight beyond what the pool compiles at a time: one on the device, one ready for it."""
 
+MOST_LARGE = 16
+"""Candidates whose compilers take gigabytes, and minutes, that may be in flight beyond that, so as not to be in the way
+of others."""
+
+_POLL_S = 60.0
+"""Seconds of one wait for a compiler in `collect`, which begins another."""
+
 COMPILE_S = 60.0
 """Deadline for one config in the pool."""
 
@@ -69,7 +76,7 @@ class WorkerExecutor:
             one in case a worker dies. None for GPUs alone, because on a CPU their start disturbs what is timed.
 
     Attributes:
-        policy: as above. lookahead: see Executor.
+        policy: as above.
         refused: families of backends that cannot be compiled here, each with a sentence that says what to do.
     """
 
@@ -125,7 +132,11 @@ class WorkerExecutor:
             if is_ahead:
                 self._pool.warm()
         self.refused = dict(self._pool.refused) if self._pool else {}
-        self.lookahead = self._pool.size + AHEAD if self._pool else AHEAD
+
+    @property
+    def lookahead(self) -> int:
+        """See Executor."""
+        return AHEAD if self._pool is None else AHEAD + self._pool.size + min(MOST_LARGE, self._pool.n_large)
 
     def open(self, problem: Problem, seed: int) -> None:
         """See Executor. Workers open the problem when they are first needed, which may refuse their candidates."""
@@ -166,12 +177,20 @@ class WorkerExecutor:
         self._families.begin(family(candidate.backend))
         self._submitted.append(_Submitted(candidate, compiling=compiling))
 
+    def await_compilers(self, timeout_s: float) -> Sequence[Candidate]:
+        """See Executor."""
+        if self._submitted and not any(one.is_ready for one in self._submitted):
+            compiling = [one.compiling for one in self._submitted if one.compiling]
+            if not futures.wait(compiling, timeout_s, return_when="FIRST_COMPLETED").done:
+                return [one.candidate for one in self._submitted]
+        return ()
+
     def collect(self, effort: Effort, *, best_us: float | None = None) -> tuple[Candidate, Evaluation]:
         """See Executor. Raises Fp4tuneError if the device is gone."""
         if not self._submitted:
             raise RuntimeError("nothing was submitted")
-        if not any(one.is_ready for one in self._submitted):
-            futures.wait([one.compiling for one in self._submitted if one.compiling], return_when="FIRST_COMPLETED")
+        while self.await_compilers(_POLL_S):
+            pass
         one = next(one for one in self._submitted if one.is_ready)
         self._submitted.remove(one)
         if one.early is not None:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ...kernels.backend import Backend, CompileNeed, UnavailableBackend, compile_need, family
 from .serve import resolve
+
+if TYPE_CHECKING:
+    from ...kernels.device import Device
+    from ...kernels.problem import Problem
+    from ..executor import Candidate
 
 BackendSpec = Mapping[str, str]
 """Backend name -> `package.module:Class`. Backends are stateless and made without arguments, so that is all of them."""
@@ -40,6 +46,15 @@ def needs_of(spec: BackendSpec) -> dict[str, CompileNeed]:
         except Exception:  # noqa: BLE001 - whatever its module raises, it raises it again where it is to compile
             needs[name] = CompileNeed()
     return needs
+
+
+def is_compiled(spec: BackendSpec, problem: Problem, device: Device, candidate: Candidate) -> bool:
+    """Whether a config's backend says that compiling it is only finding it; False where it says nothing, or raises."""
+    try:
+        says = getattr(resolve(spec[candidate.backend])(), "is_compiled", None)
+        return says is not None and bool(says(problem, device, candidate.config))
+    except Exception:  # noqa: BLE001 - whatever is wrong, its compiler says it better
+        return False
 
 
 def own_sys_path() -> list[str]:

@@ -13,12 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fp4tune.kernels.cutlass_gemm import builder
+from fp4tune.kernels.cards import card_for
+from fp4tune.kernels.cutlass_gemm import backend, builder
+from fp4tune.kernels.cutlass_gemm.backend import Cutlass
 from fp4tune.kernels.cutlass_gemm.build_config import BuildConfig
 from fp4tune.kernels.cutlass_gemm.builder import ensure_built, first_error, key_of
 from fp4tune.kernels.cutlass_gemm.space import default_config
 from fp4tune.kernels.errors import UnsupportedError
-from fp4tune.kernels.problem import OutDtype
+from fp4tune.kernels.problem import OutDtype, parse_shape
 
 BUILD = BuildConfig.of(default_config(), OutDtype.BF16, "sm_120a")
 
@@ -39,6 +41,19 @@ def test_what_is_built_once_is_found_the_second_time(fake_nvcc, fake_tools, cach
     assert (record["cutlass"], record["nvcc"]) == ("4.5.0", "13.0.88")
     assert record["seconds"] >= 0
     assert not leftovers(cache)
+
+
+def test_a_config_is_compiled_once_its_shared_object_is_there(fake_tools, cache, monkeypatch):
+    """Asked before a compiler is given minutes and gigabytes; what is passed at run time makes no difference."""
+    monkeypatch.setattr(backend, "toolchain", lambda target: fake_tools)
+    problem, card, config = parse_shape("16x4096x4096"), card_for("sm_120a"), default_config()
+    assert not Cutlass().is_compiled(problem, card, config)
+    entry = ensure_built(BUILD, fake_tools)
+    assert Cutlass().is_compiled(problem, card, config)
+    assert Cutlass().is_compiled(parse_shape("999x8x32"), card, {**config, "pad_m": 128, "raster": "along_n"})
+    assert not Cutlass().is_compiled(problem, card, {**config, "swap_ab": True})
+    entry.library.unlink()
+    assert not Cutlass().is_compiled(problem, card, config)
 
 
 def test_the_compiler_is_told_the_config_in_numbers(fake_nvcc, fake_tools, cache):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,11 +101,45 @@ def test_plans_are_aligned():
     assert all(Plan(n).address.value % PLAN_ALIGNMENT == 0 for n in (1, 64, 2688))
 
 
+HEADER = Path(library.__file__).with_name("abi.h").read_text()
+IN_C = {ctypes.c_int32: "int32_t", ctypes.c_int64: "int64_t", ctypes.c_void_p: "*"}
+
+
+def fields_in_header(struct: str) -> list[tuple[str, str]]:
+    """(name, type) of every field as abi.h declares it, in order; every pointer is `*`."""
+    (body,) = re.findall(rf"struct {struct} {{\n(.*?)\n}};", HEADER, re.DOTALL)
+    found = []
+    for declaration in re.sub(r"//.*", "", body).split(";"):
+        *words, last = [part.strip() for part in declaration.split(",")]
+        if not last:
+            continue
+        kind, name = (words[0] if words else last).rsplit(" ", 1)
+        found += [(one, "*" if "*" in kind else kind) for one in (name, *words[1:], *([last] if words else []))]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mirror", "struct"), [(library.Description, "Fp4tuneDescription"), (library.Product, "Fp4tuneProduct")]
+)
+def test_the_mirror_has_the_fields_of_the_header(mirror, struct):
+    assert [(name, IN_C[kind]) for name, kind in mirror._fields_] == fields_in_header(struct)
+
+
 def test_the_mirror_has_the_layout_of_the_header():
     """By hand: int32 fields first, then what takes eight bytes; ctypes pads as C does."""
-    assert library.Description.plan_bytes.offset == 48
+    assert (library.Description.plan_bytes.offset, ctypes.sizeof(library.Description)) == (48, 56)
     assert library.Product.a.offset == 32
     assert ctypes.sizeof(library.Product) == 32 + 7 * 8 + 8
+
+
+def test_the_mirror_has_the_numbers_and_the_functions_of_the_header():
+    numbers = {name: int(value) for name, value in re.findall(r"FP4TUNE_(\w+) (?:= )?(\d+)", HEADER)}
+    assert (numbers.pop("ABI"), numbers.pop("PLAN_ALIGNMENT")) == (library.ABI, PLAN_ALIGNMENT)
+    assert numbers == {f"RASTER_{name.upper()}": value for value, name in enumerate(library.RASTERS)}
+    declared = re.findall(r"^FP4TUNE_EXPORT .*?\bfp4tune_(\w+)\((.*)\);$", HEADER, re.MULTILINE)
+    assert [(name, len(arguments.split(","))) for name, arguments in declared] == [
+        (name, len(arguments)) for name, _, arguments in library._FUNCTIONS
+    ]
 
 
 @pytest.mark.parametrize("out_dtype", [OutDtype.BF16, OutDtype.FP32])

@@ -1,4 +1,4 @@
-"""Why a backend cannot be used, a sentence each. Needs no FlashInfer: what is installed is made up."""
+"""Why a backend cannot be used, a sentence each. What is installed is made up, but for the names of libraries."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import pytest
 from fp4tune.kernels import cuda_stack
 from fp4tune.kernels.device import detect
 from fp4tune.kernels.errors import InvalidInputError, UnsupportedError
-from fp4tune.kernels.flashinfer_gemm import backends, dense, native_build, versions
+from fp4tune.kernels.flashinfer_gemm import b12x_moe, backends, dense, moe_base, native_build, on_cards, versions
+from fp4tune.kernels.flashinfer_gemm.b12x_moe import B12xMoe
 from fp4tune.kernels.flashinfer_gemm.backends import B12x, Cudnn, CuteDsl, Cutlass, Trtllm
+from fp4tune.kernels.flashinfer_gemm.cutlass_moe import CutlassMoe
+from fp4tune.kernels.flashinfer_gemm.group_gemm import GroupGemm
 from fp4tune.kernels.problem import Format, Op, OutDtype, Problem
 
 from .conftest import card
 
-ALL = [B12x(), Cutlass(), Cudnn(), CuteDsl(), Trtllm()]
-ON_SM120 = ALL[:4]
+ALL = [B12x(), Cutlass(), Cudnn(), CuteDsl(), CutlassMoe(), B12xMoe(), GroupGemm(), Trtllm()]
+ON_SM120 = ALL[:-1]
 
 
-def stack(*, cuda=(13, 0), torch=("2.13.0", (13, 0)), cudnn=(9, 23, 1), frontend=(1, 32, 0), headers=True):
+def stack(*, cuda=(13, 0), torch=("2.13.0", (13, 0)), cudnn=(9, 23, 1), frontend=(1, 32, 0), headers=True, flavour=13):
     nvcc = cuda and SimpleNamespace(path="/cuda/bin/nvcc", version=cuda)
     return SimpleNamespace(
         nvcc=nvcc or None,
@@ -29,6 +32,8 @@ def stack(*, cuda=(13, 0), torch=("2.13.0", (13, 0)), cudnn=(9, 23, 1), frontend
         cudnn_version=cudnn,
         cudnn_frontend_version=frontend,
         host_compiler="/usr/bin/g++",
+        dsl_flavour=flavour,
+        package=lambda name: "4.8.1",
         header=lambda name: name if headers else None,
     )
 
@@ -37,14 +42,15 @@ def stack(*, cuda=(13, 0), torch=("2.13.0", (13, 0)), cudnn=(9, 23, 1), frontend
 def installed(monkeypatch):
     """Everything is installed, and FlashInfer can be imported; what a test gives stands in its place."""
 
-    def install(*, flashinfer="0.7.4", dsl="4.8.1", built=True, **software):
-        found = {versions.DISTRIBUTION: flashinfer, backends.DSL: dsl}
+    def install(*, flashinfer="0.7.4", dsl="4.8.1", built=True, jit_cache="", **software):
+        found = {versions.DISTRIBUTION: flashinfer, versions.DSL: dsl, versions.JIT_CACHE: jit_cache}
         asked = lambda name=versions.DISTRIBUTION: found.get(name, "")  # noqa: E731
-        for module in (versions, backends, dense):
+        for module in (versions, backends, dense, native_build, moe_base, b12x_moe):
             monkeypatch.setattr(module, "installed_version", asked)
         seam = SimpleNamespace(version=flashinfer, need=lambda *_: (lambda *__: SimpleNamespace(is_compiled=built),))
-        monkeypatch.setattr(dense, "seam", lambda: seam)
-        monkeypatch.setattr(dense, "why_not", lambda device: "")
+        monkeypatch.setattr(B12xMoe, "why_not_ready", lambda self, flashinfer: "")  # asks for names, see test_moe
+        monkeypatch.setattr(on_cards, "seam", lambda: seam)
+        monkeypatch.setattr(on_cards, "why_not", lambda device: "")
         monkeypatch.setattr(cuda_stack, "here", lambda: stack(**software))
 
     install()
@@ -106,6 +112,13 @@ def test_flashinfer_missing_or_outside_the_range(installed, backend, version, se
         (Cudnn(), "12.0", {"frontend": (1, 9, 0)}, "flashinfer.cudnn needs cuDNN's frontend 1.13 or newer"),
         (Trtllm(), "10.0", {"cuda": (12, 6)}, "flashinfer.trtllm needs CUDA 12.8 or newer"),
         (Trtllm(), "10.0", {"built": False}, "native_build flashinfer.trtllm."),
+        (B12xMoe(), "12.0", {"cuda": (12, 9)}, "flashinfer.b12x_moe needs CUDA 13.0 or newer"),
+        (B12xMoe(), "12.0", {"dsl": ""}, "flashinfer.b12x_moe needs the CUTLASS DSL, which is not installed"),
+        (CutlassMoe(), "12.1", {"cuda": (12, 8)}, "flashinfer.cutlass_moe needs CUDA 12.9 or newer"),
+        (CutlassMoe(), "12.0", {"built": False, "headers": False}, "does not find the header cuda_runtime.h"),
+        (CutlassMoe(), "12.0", {"built": False}, "native_build flashinfer.cutlass_moe."),
+        (GroupGemm(), "12.0", {"built": False, "cuda": None}, "It cannot be built here: There is no nvcc."),
+        (GroupGemm(), "12.0", {"built": False}, "native_build flashinfer.group_gemm."),
     ],
 )
 def test_what_a_backend_needs_and_lacks_is_named(installed, backend, capability, software, sentence):
@@ -117,12 +130,45 @@ def test_what_a_backend_needs_and_lacks_is_named(installed, backend, capability,
     assert str(caught.value) == f"{backend.name} cannot be used. {said}"
 
 
+@pytest.mark.parametrize("built", [True, False])
+@pytest.mark.parametrize("backend", [Cutlass(), CutlassMoe(), GroupGemm()], ids=lambda backend: backend.name)
+def test_a_library_that_nvcc_of_another_cuda_builds_is_not_used(installed, backend, built):
+    clash = (
+        "PyTorch 2.13.0 is built for CUDA 13.0, and /cuda/bin/nvcc is of CUDA 12.9: "
+        "set CUDA_HOME to a toolkit of CUDA 13."
+    )
+    installed(cuda=(12, 9), built=built)
+    before = "" if built else "Its library is not built: install flashinfer-jit-cache==0.7.4. It cannot be built here: "
+    assert reason(backend) == before + clash
+    installed(cuda=(12, 9), jit_cache="0.7.4")
+    assert reason(backend) == ""
+
+
+@pytest.mark.parametrize("backend", [B12x(), CuteDsl(), B12xMoe()], ids=lambda backend: backend.name)
+def test_a_dsl_of_another_cuda_than_pytorch_is_not_used(installed, backend):
+    installed(flavour=12)
+    assert reason(backend) == (
+        "PyTorch 2.13.0 is built for CUDA 13.0, and the CUTLASS DSL would load nvidia-cutlass-dsl-libs-cu12 4.8.1: "
+        "install nvidia-cutlass-dsl[cu13]."
+    )
+
+
 def test_a_probe_never_raises(installed, monkeypatch):
     def broken(*_):
         raise OSError("libsomething.so: cannot open shared object file")
 
-    monkeypatch.setattr(dense, "seam", broken)
+    monkeypatch.setattr(on_cards, "seam", broken)
     assert reason(Cutlass()) == "FlashInfer cannot be used (OSError: libsomething.so: cannot open shared object file)."
+
+
+@pytest.mark.parametrize("backend", ["flashinfer.cutlass", "flashinfer.cutlass_moe", "flashinfer.group_gemm"])
+def test_a_library_is_looked_for_under_the_name_that_flashinfer_gives_it(flashinfer, backend, monkeypatch):
+    """TensorRT-LLM's is not among them: to describe it, FlashInfer downloads."""
+    library = native_build.LIBRARIES[backend]
+    (describe,) = flashinfer.need(library.module, library.function)
+    (context,) = flashinfer.need("flashinfer.jit.core", "current_compilation_context")
+    monkeypatch.setattr(context, "TARGET_CUDA_ARCHS", {(12, "0f")})
+    assert describe().name == library.name
 
 
 @pytest.mark.parametrize(
@@ -133,6 +179,9 @@ def test_a_probe_never_raises(installed, monkeypatch):
         (Cutlass(), {"flashinfer", "nvcc"}),
         (Cudnn(), {"flashinfer", "cudnn", "cudnn_frontend"}),
         (Trtllm(), {"flashinfer", "nvcc"}),
+        (CutlassMoe(), {"flashinfer", "nvcc"}),
+        (GroupGemm(), {"flashinfer", "nvcc"}),
+        (B12xMoe(), {"flashinfer", "cutlass_dsl"}),
     ],
 )
 def test_a_backend_names_the_versions_that_decide(installed, backend, names):
@@ -148,8 +197,8 @@ def test_an_architecture_list_is_a_part_of_what_decides(installed, monkeypatch):
 @pytest.mark.parametrize(
     ("problem", "sentence"),
     [
-        (Problem(16, 512, 1024, format=Format.BF16), "multiplies dense NVFP4"),
-        (Problem(16, 512, 1024, Op.GROUPED, 8, 8, 2), "multiplies dense NVFP4"),
+        (Problem(16, 512, 1024, format=Format.BF16), "is for dense problems in nvfp4, not for"),
+        (Problem(16, 512, 1024, Op.GROUPED, 8, 8, 2), "is for dense problems in nvfp4, not for"),
         (Problem(16, 512, 1024, out_dtype=OutDtype.FP32), "writes bf16 or fp16, not fp32"),
         (Problem(16, 512, 16), "needs K to be a multiple of 32, and it is 16"),
         (Problem(16, 500, 1024), "needs N to be a multiple of 8, and it is 500"),

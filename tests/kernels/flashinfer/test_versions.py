@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 from fp4tune.kernels.errors import UnsupportedError
 from fp4tune.kernels.flashinfer_gemm import seam as seam_module
 from fp4tune.kernels.flashinfer_gemm import versions
+from fp4tune.tuner.workers.caches import _CACHES
 
 
 @pytest.mark.parametrize("version", [*versions.KNOWN, "0.7.3.post2", "0.7.4+cu130"])
@@ -34,3 +37,8 @@ def test_a_cpu_is_refused_before_anything_is_imported(monkeypatch):
 
     monkeypatch.setattr(seam_module, "seam", lambda: pytest.fail("imported"))
     assert seam_module.why_not(detect("cpu")) == "It needs a CUDA device."
+
+
+def test_flashinfers_cache_is_looked_for_where_flashinfer_has_it(flashinfer):
+    (theirs,) = flashinfer.need("flashinfer.jit.env", "FLASHINFER_CACHE_DIR")
+    assert [cache.directory(os.environ) for cache in _CACHES if cache.family == "flashinfer"] == [theirs]

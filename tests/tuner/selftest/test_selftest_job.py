@@ -12,7 +12,7 @@ from fp4tune.kernels.cpu_dequant import CpuDequant
 from fp4tune.kernels.device import detect
 from fp4tune.kernels.errors import UnsupportedError
 from fp4tune.kernels.problem import Op, parse_shape
-from fp4tune.tuner.checkup import Checkup
+from fp4tune.tuner.checkup import Check, Checkup
 from fp4tune.tuner.executor import LocalExecutor
 from fp4tune.tuner.selftest import Means, Outcome, job, plan, run_selftest
 from fp4tune.tuner.selftest.report import Finding
@@ -39,6 +39,14 @@ class CompilesOnCards(OnCards):
 
     def compile(self, problem, device, config):
         return StaticFacts("sm_120a", 64, 0, 1024, {"OMMA": 8})
+
+
+class ForFp4(CompilesOnCards):
+    name = "test.fp4"
+
+    def probe(self, device):
+        new = job._has_fp4(device)
+        return Availability(new, "" if new else f"{device.name} has no FP4 units.")
 
 
 class DoesNotCompile(OnCards):
@@ -244,6 +252,32 @@ def test_on_a_card_with_fp4_everything_is_about_it(means, exported, monkeypatch)
     ((_, device, candidates),) = exported
     assert device is CARD
     assert [(problem.shape, one.backend) for problem, one in candidates] == [(shape, "test.cards") for shape in SMALL]
+
+
+def test_on_a_card_without_fp4_units_kernels_run_there_and_the_rest_is_for_a_card_with_them(
+    means, exported, monkeypatch
+):
+    """As on an H200, with kernels that compute on the CPU."""
+    monkeypatch.setattr(job, "_executor", lambda means, ready: LocalExecutor(CPU, ready))
+    monkeypatch.setattr(job, "check_up", lambda *_, **__: Checkup((Check(job.OWN_LOCK, ok=False, text="held by us"),)))
+    report = run_selftest(replace(means(OnCards(), ForFp4()), device=CARDS["h200"]))
+    assert report.ok
+    assert report.ran_on_card
+    assert (report.card, report.checks) == (CARD.name, [])
+    numerics = by_subject(report, "numerics")
+    assert {name: numerics.pop(name).outcome for name in list(numerics) if name.startswith("test.")} == {
+        f"test.cards {shape}": Outcome.OK for shape in SMALL
+    }  # fmt: skip
+    assert [one.outcome for one in numerics.values()] == [Outcome.NOT_RUN]
+    assert set(numerics) == {CARD.name}
+    assert set(by_subject(report, "contract")) == {
+        f"{name} {shape}" for name in ("test.cards", "test.fp4") for shape in SMALL
+    }
+    assert by_subject(report, "compile")["test.fp4 4x32x64"].outcome is Outcome.OK
+    name = CARDS["h200"].name
+    assert by_subject(report, "backends")[f"test.fp4 on {name}"].text == f"{name} has no FP4 units."
+    ((_, device, candidates),) = exported
+    assert (device, candidates) == (CARD, []), "what passed on another card is no entry of this one's file"
 
 
 class NotHere(Unparametrised):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -121,7 +122,7 @@ def test_nothing_at_all_is_begun_once_the_grace_is_over():
     found = numerics(Unparametrised(), clock=Clock(step_s=GRACE_S), deadline=-1.0)
     assert not found.checked
     (one,) = found.findings
-    assert (one.outcome, one.text) == (Outcome.NOT_RUN, "No config ran: 1 were left out.")
+    assert (one.outcome, one.text) == (Outcome.NOT_RUN, "No config ran: 1 was left out.")
     assert found.ok
 
 
@@ -179,6 +180,24 @@ def test_a_config_that_kills_its_worker_costs_itself_alone():
     }  # fmt: skip
     outcomes = {one.subject: one.outcome for one in found.findings}
     assert outcomes == {"bad.kernel 4x32x64": Outcome.WRONG, "test.fixed 4x32x64": Outcome.OK}
+
+
+def test_a_compiler_that_does_not_come_back_is_not_waited_for():
+    backend, right = worker_faults.FaultyCompiler(), Unparametrised()
+    by_name = {backend.name: backend, right.name: right}
+    executor = WorkerExecutor(CPU, by_name, policy="cpu.warm", spare=False)
+    planned = [Planned(backend.name, [{"compiler": "hangs"}]), Planned(right.name, [{}])]
+    found, start = report(), time.monotonic()
+    try:
+        check_numerics(executor, PROBLEM, planned, found, deadline=start + 10.0 - GRACE_S)
+    finally:
+        executor.shutdown()
+    assert time.monotonic() - start < 30, "the pool gives a compiler 60 s"
+    assert [(one.backend, one.n) for one in found.left_out] == [(backend.name, 1)]
+    assert {one.subject: one.text for one in found.findings if one.outcome is Outcome.NOT_RUN} == {
+        "compiled.kernel 4x32x64": "No config ran: 1 was left out."
+    }
+    assert found.ok
 
 
 def test_a_card_is_used_through_worker_processes_only(monkeypatch):

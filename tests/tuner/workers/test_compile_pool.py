@@ -173,9 +173,44 @@ def test_what_waits_for_memory_is_dropped_when_the_pool_is_closed(make: Make):
     pool.warm()
     running, waiting = heavy(pool, "hangs", 0), heavy(pool, "hangs", 1)
     time.sleep(1)
+    assert pool.n_large == 2
     pool.close()
     assert not any(thread.is_alive() for thread in pool._threads)
-    assert {running.result(timeout=5).status, waiting.result(timeout=5).status} == {TrialStatus.COMPILE_FAILED}
+    assert running.result(timeout=5).status is TrialStatus.COMPILE_FAILED
+    assert waiting.cancelled()
+
+
+@pytest.mark.parametrize("memory", [9 * GIB, 60 * GIB])
+def test_compilers_of_minutes_are_not_in_the_way_of_others(make: Make, monkeypatch, memory: int):
+    """Six of them for three processes: with memory for one, and with memory for all."""
+    monkeypatch.setattr(compile_pool, "ASSUMED_BYTES", GIB)
+    pool = CompilePool(HEAVY, DEVICE, max_workers=3, memory_bytes=memory, preload=())
+    try:
+        slow = [heavy(pool, "hangs", n) for n in range(6)]
+        for n in range(3):
+            assert pool.submit(config("fine", n), PROBLEM).result(timeout=30).status is TrialStatus.OK
+        assert not any(future.done() for future in slow)
+        assert pool.n_large == 6
+        assert slow[5].cancel()
+        assert pool.n_large == 5
+    finally:
+        pool.close()
+
+
+def test_what_is_compiled_already_does_not_wait_for_memory(make: Make):
+    spec = {"kept.kernel": "worker_faults:Kept", **HEAVY}
+    pool = CompilePool(spec, DEVICE, max_workers=2, memory_bytes=10 * GIB, preload=())
+
+    def kept(what: bool | str, compiler: str = "fine"):
+        return Candidate("kept.kernel", {"compiler": compiler, "kept": what})
+
+    try:
+        heavy(pool, "hangs", 0)
+        later = [pool.submit(kept(what), PROBLEM) for what in (False, "unknown")]
+        assert pool.submit(kept(True), PROBLEM).result(timeout=30).status is TrialStatus.OK
+        assert not any(future.done() for future in later)
+    finally:
+        pool.close()
 
 
 def test_processes_start_when_they_are_needed_and_work_side_by_side(make: Make):

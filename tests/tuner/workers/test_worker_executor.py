@@ -21,7 +21,7 @@ from fp4tune.tuner.measure import Effort
 from fp4tune.tuner.workers.executor import WorkerExecutor
 from fp4tune.tuner.workers.family import Deadlines
 from fp4tune.tuner.workers.inside import Bench
-from worker_faults import DEVICE, Big, Broken, Dead, Faulty, FaultyCompiler, Good
+from worker_faults import DEVICE, Big, Broken, Dead, Faulty, FaultyCompiler, Good, HeavyCompiler
 
 DENSE = parse_shape("3x48x64")
 OTHER = parse_shape("5x48x64")
@@ -341,6 +341,31 @@ def test_facts_and_seconds_of_the_compiler_come_with_the_evaluation(make: Make):
     )
     (final,) = executor.rounds([compiled("slow")], n_rounds=6, budget_s=0, seed=0)
     assert final.facts == fine.facts
+
+
+def test_compilers_are_waited_for_as_long_as_somebody_wants(make: Make):
+    executor = make(FaultyCompiler(), Good(), compile_workers=1)
+    executor.open(DENSE, 0)
+    assert executor.await_compilers(60) == (), "nothing was submitted"
+    hangs = compiled("hangs")
+    executor.submit(hangs)
+    assert list(executor.await_compilers(0.1)) == [hangs]
+    executor.submit(Candidate("good.kernel", {"fault": "none"}))
+    assert executor.await_compilers(60) == ()
+    candidate, _ = executor.collect(QUICK)
+    assert candidate.backend == "good.kernel"
+
+
+def test_more_is_in_flight_while_compilers_of_minutes_run(make: Make):
+    executor = make(FaultyCompiler(), HeavyCompiler(), compile_workers=2)
+    executor.open(DENSE, 0)
+    before = executor.lookahead
+    for n in range(3):
+        executor.submit(Candidate("heavy.kernel", {"compiler": "hangs", "n": n}))
+    began = time.monotonic()
+    while executor.lookahead < before + 3 and time.monotonic() - began < 10:
+        time.sleep(0.01)
+    assert executor.lookahead == before + 3
 
 
 def test_what_is_ready_does_not_wait_for_a_compiler(make: Make):
