@@ -18,6 +18,9 @@ from fp4tune.kernels.flashinfer_gemm.cutlass_moe import CutlassMoe, captured, of
 from fp4tune.kernels.flashinfer_gemm.moe_tactics import MoeTactics, tactics_of_sources
 from fp4tune.kernels.operands import make_operands
 from fp4tune.kernels.problem import Format, OutDtype, parse_shape
+from fp4tune.tuner.checkpoint import open_checkpoint
+from fp4tune.tuner.gemms import derive_gemms
+from fp4tune.tuner.inspector import inspect_checkpoint
 
 CPU = detect("cpu")
 LAYER = parse_shape("moe:e8k2:4x64x128")
@@ -108,6 +111,23 @@ def test_flashinfer_itself_would_try_these_and_ask_by_these_keys(flashinfer, rtx
         assert key.endswith(f", {fused}))")
         assert flashinfer.policy(call)[-1] == "hot"
     assert importlib.import_module("flashinfer.fused_moe.core").get_cutlass_fused_moe_module.cache_info().currsize == 0
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+@pytest.mark.parametrize(
+    "model", ["nvidia/Qwen3.5-397B-A17B-NVFP4", "nvidia/DeepSeek-V3.1-NVFP4", "nvidia/Qwen3-30B-A3B-NVFP4"]
+)
+def test_the_keys_of_every_layer_of_experts(flashinfer, rtx_pro_6000, model, tp):
+    """Both products, at the M that servers run, under FlashInfer's bucket of it."""
+    gemms = derive_gemms(inspect_checkpoint(open_checkpoint(model)), tp=tp).gemms
+    down = {(g.k, g.n, g.experts, g.top_k) for g in gemms if g.experts and g.role.endswith("w2")}
+    assert down
+    for n, k, experts, top_k in down:
+        for m, bucket in {1: 1, 8: 8, 48: 64, 200: 256, 2048: 2048}.items():
+            layer = parse_shape(f"moe:e{experts}k{top_k}:{m}x{n}x{k}")
+            for stage, call in enumerate(captured(flashinfer, layer, rtx_pro_6000, fused=True), start=1):
+                shapes = f"(({bucket}, {k}), ({experts}, {2 * n}, {k // 16}), (0,), ({experts}, {k}, {n // 16}), (0,))"
+                assert flashinfer.key(call).startswith(f"('trtllm::fused_moe::gemm{stage}', 'MoERunner', {shapes}, ")
 
 
 def test_a_rank_of_several_has_its_number_of_ranks_in_the_key(flashinfer, rtx_pro_6000):
