@@ -91,7 +91,7 @@ class CublasLt:
         operator = _operator()
         if operator is None:
             raise UnsupportedError(f"{self.name} needs PyTorch {cuda_stack.dotted(MIN_TORCH)} or newer.")
-        wide = padded(operands, int(config["pad_m"]))
+        wide = padded(operands, int(config["pad_m"]), linear_scale=False)
         arguments, out = arguments_of(wide.operands), wide.operands.out
 
         def gemm() -> None:

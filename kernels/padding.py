@@ -79,7 +79,7 @@ class Padded:
         return padded_run
 
 
-def padded(operands: Operands, pad_m: int) -> Padded:
+def padded(operands: Operands, pad_m: int, *, linear_scale: bool = True) -> Padded:
     """Operands of the problem with `pad_m` rows, filled once and again by every `before`.
 
     The 128x4 scales need no copy of their own if both numbers of rows fill the same blocks of 128: the layout does not
@@ -88,6 +88,7 @@ def padded(operands: Operands, pad_m: int) -> Padded:
     Args:
         operands: of a dense NVFP4 problem.
         pad_m: rows, more than M; 0 for the operands as they are.
+        linear_scale: whether the kernel reads the linear scales; if not, they are zero and cost no copy.
 
     Raises:
         UnsupportedError: the problem is not dense NVFP4, or `pad_m` is not more than M.
@@ -102,7 +103,9 @@ def padded(operands: Operands, pad_m: int) -> Padded:
     rows = problem.m
     packed = a.packed.new_zeros(pad_m, a.packed.shape[1])
     scale = _zeros_like_rows(a.scale, pad_m)
-    copies = [(packed[:rows], a.packed), (_bytes(scale[:rows]), _bytes(a.scale))]
+    copies = [(packed[:rows], a.packed)]
+    if linear_scale:
+        copies.append((_bytes(scale[:rows]), _bytes(a.scale)))
     scale_128x4 = a.scale_128x4
     if -(-pad_m // _SCALE_ROWS) > -(-rows // _SCALE_ROWS):
         of_a_row = a.scale_128x4.numel() // (-(-rows // _SCALE_ROWS) * _SCALE_ROWS)

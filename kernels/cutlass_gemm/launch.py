@@ -37,7 +37,7 @@ def prepare_launch(operands: Operands, config: Config, build: BuildConfig, *, sm
         UnsupportedError: the kernel cannot be built, or does not take the operands.
     """
     kernel = load(ensure_built(build, toolchain(build.target)).library)
-    wide = padded(operands, int(config["pad_m"]))
+    wide = padded(operands, int(config["pad_m"]), linear_scale=False)
     product = product_of(wide.operands, config, sms=sms)
     workspace = _workspace(kernel, product, operands.out.device)
     if workspace is not None:

@@ -80,7 +80,7 @@ class Dense(OnCards):
         check_config(self.name, config, self.space(problem, device))
         flashinfer = seam()
         pad_m, tactic = split(self.codec(flashinfer), config)
-        wide = padded(operands, pad_m)
+        wide = padded(operands, pad_m, linear_scale=False)
         with torch.cuda.device(operands.out.device):
             call = self._first_call(flashinfer, self.arguments(wide.operands), tactic)
         ran = plain(flashinfer.ran(call))

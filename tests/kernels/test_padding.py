@@ -125,6 +125,18 @@ def test_new_activations_in_the_same_buffers_are_seen(m, pad_m):
     assert oracle.compare(operands.out, operands, oracle.reference(operands)).ok
 
 
+def test_a_kernel_that_reads_the_swizzled_scales_alone_pays_for_no_others():
+    """One copy in, if both numbers of rows fill the same blocks of 128; what the kernel does not read stays zero."""
+    operands = make_operands(parse_shape("100x72x80"), CPU, 1)
+    wide = padded(operands, 128, linear_scale=False)
+    a = wide.operands.a
+    assert torch.equal(a.packed[:100], operands.a.packed)
+    assert a.scale_128x4 is operands.a.scale_128x4
+    assert not a.scale.view(torch.uint8).any()
+    wide.before()
+    assert not a.scale.view(torch.uint8).any()
+
+
 @pytest.mark.parametrize("pad_m", [128, 256])
 def test_before_and_after_are_copies_and_nothing_else(pad_m):
     """No allocation, no conversion, no look at a value: what a CUDA graph can hold."""
