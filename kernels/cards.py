@@ -22,7 +22,7 @@ CARDS: dict[str, Device] = {
     "b200": Device("cuda", "NVIDIA B200", "10.0", 148, 180 * _GIB, 126 * _MIB, 1000.0),
     "b300": Device("cuda", "NVIDIA B300", "10.3", 148, 270 * _GIB, 126 * _MIB, 1100.0),
     # Asked of a card.
-    "h200": Device("cuda", "NVIDIA H200", "9.0", 132, 141 * _GIB, 50 * _MIB, 700.0),
+    "h200": Device("cuda", "NVIDIA H200", "9.0", 132, 150109880320, 60 * _MIB, 700.0),
     # NVIDIA's architecture white papers of the A100 and of Ada.
     "a100": Device("cuda", "NVIDIA A100-SXM4-80GB", "8.0", 108, 80 * _GIB, 40 * _MIB, 400.0),
     "rtx-4090": Device("cuda", "NVIDIA GeForce RTX 4090", "8.9", 128, 24 * _GIB, 72 * _MIB, 450.0),

@@ -39,7 +39,10 @@ _DENSE = (
 )  # fmt: skip
 _GROUPED = (
     ("e8k2:1x72x80", Routing.UNIFORM),
+    ("e8k2:16x72x80", Routing.UNIFORM),
     ("e8k2:17x200x208", Routing.UNIFORM),
+    ("e8k2:127x40x80", Routing.POWER_LAW),
+    ("e8k2:128x40x80", Routing.UNIFORM),
     ("e16k4:200x72x64", Routing.POWER_LAW),
     # All 300 tokens on the same two of six experts; kernels that size their grid by the average lose rows here.
     ("e6k2:300x72x80", Routing.ONE_HOT),
