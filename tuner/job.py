@@ -24,7 +24,7 @@ from ..db.records import (
     WinnerFilter,
 )
 from ..db.store import Store
-from ..kernels.backend import can_serve
+from ..kernels.backend import Backend, can_serve, load_backends
 from ..kernels.errors import InvalidInputError, OtherKindError, OutOfMemoryError, UnsupportedError
 from ..kernels.problem import Problem
 from .context import JobContext
@@ -70,6 +70,8 @@ class TuningJob:
         self._store = store
         self._context = context
         self._n_served = 0
+        self._left_out: dict[str, str] = {}
+        self._registered: dict[str, Backend] | None = None
         self._families: dict[Problem, list[tuple[int, Choice]]] | None = None
         self._models: dict[tuple[str, str], LatencyModel | None] = {}
 
@@ -81,7 +83,8 @@ class TuningJob:
         Args:
             items: the problems, in order.
             checkpoint: what the user named; empty for bare shapes.
-            extra: further settings to remember with the run (tp, ep, tokens).
+            extra: further settings to remember with the run (tp, ep, tokens). `left_out`, name -> sentence, are
+                backends that would race but for something missing: each problem remembers them as refused.
 
         Raises:
             InvalidInputError: there is nothing to tune. StoreError: the run cannot be stored.
@@ -137,6 +140,7 @@ class TuningJob:
         stop = self._context.stop
         n_winners = 0
         try:
+            self._left_out = dict(self._store.run(run_id).settings.get("left_out") or {})
             states = self._store.run_problems(run_id)
             n_done = sum(state.done for state in states)
             self._context.tell(RunStarted(run_id, self._context.environment, len(states), n_done))
@@ -171,7 +175,7 @@ class TuningJob:
         self._context.tell(ProblemStarted(position, item, names, refused, search.n_listed, len(earlier)))
         run = ProblemRun(self._context, run_id, position, problem, search, writer, earlier, self._model(problem))
         known = {trial.backend for trial in earlier}
-        for backend, reason in refused.items():
+        for backend, reason in (refused | self._missing(problem)).items():
             if backend not in known:
                 run.refuse(backend, reason)
         selection, outcome = self._tune(run, search, arms, following.item.problem if following else None)
@@ -273,6 +277,25 @@ class TuningJob:
             is_baseline = not can_serve(backend, problem)
             arms.append(Arm(name, space, default, [*near, *seeds], served, is_baseline))
         return arms, refused if arms else refused | of_other_kinds
+
+    def _missing(self, problem: Problem) -> dict[str, str]:
+        """What the run had to leave out and why, but for backends that say they are for problems of another kind.
+
+        They were told once for the run, so no event speaks of them.
+        """
+        if self._left_out and self._registered is None:
+            self._registered = load_backends()
+        return {name: reason for name, reason in self._left_out.items() if not self._is_of_other_kind(name, problem)}
+
+    def _is_of_other_kind(self, name: str, problem: Problem) -> bool:
+        try:
+            if self._registered and name in self._registered:
+                self._registered[name].space(problem, self._context.device)
+        except OtherKindError:
+            return True
+        except Exception:  # noqa: BLE001 - it cannot be used, so whatever else it raises says nothing new
+            return False
+        return False
 
     def _neighbours(self, problem: Problem) -> list[Choice]:
         """What is served on this device, by this policy, for problems that differ in M alone, nearest first."""

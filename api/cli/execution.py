@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from ...tuner.workers.device_lock import DeviceLock
 
 
+NOBODYS_CAPABILITY = "0.9"
+"""A compute capability that no card has and no backend is for."""
+
+NOBODYS_KIND = "unheard-of"
+"""A kind of device that no backend is for."""
+
+
 class PolicyName(StrEnum):
     """How a GPU is measured, as the command line calls it."""
 
@@ -42,6 +49,7 @@ class Means:
         policy: the measuring policy. compile_workers: most compiling processes; None for what the machine allows.
         wait: wait for the device. lock_dir: where its lock lies; None for the usual place.
         words: the command without secrets, for those who find the device locked.
+        left_out: backends that would race but for something that can be mended, and what that is; see `left_out`.
     """
 
     device: Device
@@ -51,6 +59,7 @@ class Means:
     wait: bool
     lock_dir: Path | None
     words: Sequence[str]
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def policy_for(device: Device, name: PolicyName | None, compile_workers: int | None) -> str:
@@ -103,6 +112,10 @@ def execute(
         # --backend.
         environment: Environment = current_environment(means.device, load_backends().values())
         remembered = dict(extra or {})
+        if means.left_out:
+            remembered["left_out"] = dict(means.left_out)
+            for name, reason in means.left_out.items():
+                say(f"note: {name} is left out: {reason}")
         if seen is not None and seen.shared:
             remembered["shared_with"] = [seen.sentence]
         roofs = known_roofs(store, environment, tell=say)
@@ -138,6 +151,53 @@ def ready_backends(device: Device, names: Sequence[str] | None) -> dict[str, Bac
     if not ready:
         raise UnsupportedError(f"No backend can be used on {device.name}. {' '.join(reasons)}")
     return ready
+
+
+def left_out(device: Device, ready: Iterable[str]) -> dict[str, str]:
+    """The backends that would race on a device but for something that its user can mend, and what that is.
+
+    Nothing is said of one that is for other devices, nor of an engine that nobody installed: those are opt-in.
+
+    Args:
+        device: where.
+        ready: names of those that do race.
+    """
+    from ...kernels.backend import load_backends
+
+    states = {name: (one, one.probe(device)) for name, one in load_backends().items() if name not in set(ready)}
+    return {
+        name: state.reason
+        for name, (backend, state) in states.items()
+        if not state.available and not _is_for_others(backend, device, state.reason) and not _is_not_wanted(name)
+    }
+
+
+def _is_for_others(backend: Backend, device: Device, reason: str) -> bool:
+    """Whether it is the device that a backend refuses, not what is installed.
+
+    Every `probe` looks at the device first. So a backend that refuses the device says the same, kind or compute
+    capability apart, of a device that nothing is for; one that misses something says something else of that.
+    """
+    from ...kernels.backend import UnavailableBackend
+
+    if isinstance(backend, UnavailableBackend):
+        return False  # its package is broken, and what it is for cannot be asked
+    of_kind = backend.probe(replace(device, kind=NOBODYS_KIND)).reason
+    of_capability = backend.probe(replace(device, compute_capability=NOBODYS_CAPABILITY)).reason
+    return of_kind.replace(NOBODYS_KIND, device.kind) == reason or (
+        NOBODYS_CAPABILITY in of_capability
+        and of_capability.replace(NOBODYS_CAPABILITY, device.compute_capability) == reason
+    )
+
+
+def _is_not_wanted(name: str) -> bool:
+    """Whether a backend is of an engine that is not installed."""
+    from ...kernels.backend import family
+    from ...kernels.flashinfer_gemm import versions as flashinfer
+    from ...kernels.humming_gemm import versions as humming
+
+    engines = {"flashinfer": flashinfer.installed_version, "humming": humming.installed_version}
+    return family(name) in engines and not engines[family(name)]()
 
 
 def _executor(means: Means, lock: DeviceLock) -> Executor:

@@ -11,7 +11,7 @@ import typer
 
 from ...kernels.errors import InvalidInputError, UnsupportedError
 from ...kernels.problem import Format, OutDtype, Problem, Routing
-from .execution import Means, PolicyName, execute, policy_for, ready_backends
+from .execution import Means, PolicyName, execute, left_out, policy_for, ready_backends
 from .options import (
     DEFAULT_DATABASE,
     Database,
@@ -133,7 +133,8 @@ def tune(
     else:
         words += ["--from-misses"] if resume is None else ["--resume", resume]
     ready = ready_backends(target, backend) if resume is None else {}  # before there is a database
-    means = Means(target, ready, how, compile_workers, wait, lock_dir, words)
+    missing = left_out(target, ready) if resume is None and not backend else {}
+    means = Means(target, ready, how, compile_workers, wait, lock_dir, words, missing)
     with Store.open(database, mode="create") as store:
         if resume is not None:
             result = _resume(store, resume, means, {**given, **_as_remembered(given, counts, how)})

@@ -96,15 +96,20 @@ class Child:
         backends: those of FlashInfer whose configs are asked about.
 
     Raises:
-        UnsupportedError: FlashInfer is missing, outside the known range, or cannot be imported.
+        UnsupportedError: FlashInfer is missing, outside the known range, cannot be imported, or lacks what an export
+            needs.
     """
 
     def __init__(self, device: Device, backends: BackendSpec) -> None:
+        from ...kernels.flashinfer_gemm.names import EXPORT
         from ...kernels.flashinfer_gemm.seam import seam
 
         self._device = device
         self._backends: dict[str, Any] = build(backends)
         self._seam: Seam = seam()
+        lacking = self._seam.why_lacking(EXPORT)
+        if lacking:
+            raise UnsupportedError(lacking)
 
     def metadata(self) -> dict[str, str]:
         """What FlashInfer says of this process."""
@@ -135,8 +140,8 @@ class Child:
             entries: what it should hold.
             as_if: metadata to compare the file with, for a machine without the card; None for this process's own.
         """
-        (tuner_class,) = self._seam.need("flashinfer.autotuner", "AutoTuner")
-        tuner = tuner_class.get()
+        (get,) = self._seam.need("flashinfer.autotuner", "AutoTuner.get")
+        tuner = get()
         metadata = dict(as_if) if as_if is not None else self._seam.metadata()
         with self._answering(as_if):
             loaded = bool(tuner.load_configs(path))

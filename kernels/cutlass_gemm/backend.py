@@ -64,15 +64,15 @@ class Cutlass:
 
     def space(self, problem: Problem, device: Device) -> Space:
         """The search space. Raises UnsupportedError."""
-        self._check(device)
         check_problem(problem)
+        self._check(device)
         headers = find_headers()
         return build_space(problem, headers.version if headers else ())
 
     def default(self, problem: Problem, device: Device) -> dict[str, ConfigValue]:
         """One tile of 128x128x128, the automatic schedule. Raises UnsupportedError."""
-        self._check(device)
         check_problem(problem)
+        self._check(device)
         return default_config()
 
     def seeds(self, problem: Problem, device: Device) -> Sequence[Config]:

@@ -111,7 +111,12 @@ def why_unfit_headers(headers: Headers | None, environ: Mapping[str, str] = os.e
 
 
 def why_not(target: str) -> str:
-    """Why nothing can be compiled for a target here, in one sentence; empty if it can."""
+    """Why nothing can be compiled for a target here, in one sentence; empty if it can.
+
+    nvcc may be of another CUDA major version than PyTorch: a shared object has its CUDA runtime inside (`_SHARED_FLAGS`
+    of builder.py) and shares with PyTorch the driver alone, whose streams and pointers are the same for both. So the
+    driver must be new enough for nvcc's CUDA, which only a launch tells, in a sentence.
+    """
     return cuda_stack.why_no_jit(MIN_CUDA[target]) or why_unfit_headers(find_headers())
 
 

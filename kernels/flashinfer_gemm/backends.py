@@ -185,8 +185,8 @@ class Trtllm(Dense):
 
     def codec(self, flashinfer: Seam) -> Codec:
         """With the artifact that the installed release downloads."""
-        (paths,) = flashinfer.need("flashinfer.artifacts", "ArtifactPath")
-        return TrtllmCodec(str(paths.TRTLLM_GEN_GEMM).strip("/"))
+        (path,) = flashinfer.need("flashinfer.artifacts", "ArtifactPath.TRTLLM_GEN_GEMM")
+        return TrtllmCodec(str(path).strip("/"))
 
     def versions(self, device: Device) -> dict[str, str]:
         """FlashInfer's, and what built its launcher."""

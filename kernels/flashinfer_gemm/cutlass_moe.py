@@ -20,7 +20,7 @@ from . import moe_arguments
 from .moe_base import Sm12x
 from .moe_tactics import FINALIZE, PARAMETERS, MoeTactics, tactics_of_sources
 from .seam import Call, Seam, seam
-from .stand_ins import replaced, replaced_everywhere
+from .stand_ins import replaced_everywhere
 from .tactics import DEFAULT
 
 if TYPE_CHECKING:
@@ -205,8 +205,7 @@ def check_counts(flashinfer: Seam, tactics: MoeTactics) -> None:
 
 def package_of(flashinfer: Seam) -> Path:
     """The folder of the installed package."""
-    (module_file,) = flashinfer.need("flashinfer", "__file__")
-    return Path(str(module_file)).parent
+    return flashinfer.package
 
 
 def _whole(config: Config) -> bool:
@@ -217,10 +216,9 @@ def _whole(config: Config) -> bool:
 @contextlib.contextmanager
 def _without_module(flashinfer: Seam, tactics: MoeTactics) -> Iterator[None]:
     """Within the block the native module, which is not built for a question, is one that only counts."""
-    import importlib
-
-    flashinfer.need(_CORE, *_NAMES)
-    core: Any = importlib.import_module(_CORE)
+    _, load, describe = flashinfer.need(_CORE, *_NAMES)
+    # Without its cache: what stands in must not be remembered.
+    (fresh,) = flashinfer.need(_CORE, f"{_NAMES[1]}.__wrapped__")
 
     def init(*options: Any) -> SimpleNamespace:
         return SimpleNamespace(
@@ -233,9 +231,5 @@ def _without_module(flashinfer: Seam, tactics: MoeTactics) -> Iterator[None]:
         init=init, set_deepgemm_jit_include_dirs=lambda _: None, interleave_moe_weights_for_sm90_mixed_gemm=None
     )
     spec = SimpleNamespace(build_and_load=lambda: native)
-    fresh = core.get_cutlass_fused_moe_module.__wrapped__  # without its cache: what stands in must not be remembered
-    with (
-        replaced(core, _NAMES[2], lambda *_: spec),
-        replaced_everywhere(core.get_cutlass_fused_moe_module, fresh),
-    ):
+    with replaced_everywhere(describe, lambda *_: spec), replaced_everywhere(load, fresh):
         yield

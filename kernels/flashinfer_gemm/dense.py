@@ -51,11 +51,13 @@ class Dense(OnCards):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """FlashInfer's own tactics for this problem on this card, and paddings of M. Raises UnsupportedError."""
+        self.check_problem(problem)
         self.check_usable(device)
         return offers(self, problem, device).space
 
     def default(self, problem: Problem, device: Device) -> dict[str, ConfigValue]:
         """FlashInfer's own choice, its tactic -1. Raises UnsupportedError."""
+        self.check_problem(problem)
         self.check_usable(device)
         return dict(offers(self, problem, device).default)
 

@@ -67,11 +67,10 @@ def compile_config(backend: Dense, problem: Problem, device: Device, config: Con
 
 def _compile(flashinfer: Seam, call: Call, target: str) -> StaticFacts:
     """Call the runner with the DSL's compiler and FlashInfer's loader replaced."""
-    (dsl,) = flashinfer.need("cutlass", "cute")
+    dsl, real = flashinfer.need("cutlass", "cute", "cute.compile")
     (cached,) = flashinfer.need("flashinfer.jit.cute_dsl_core", "JitSpecCuteDsl")
     compiled: list[_Compiled] = []
     kept: list[Path] = []
-    real = dsl.compile
 
     def compile_and_keep(*given: Any, options: str = "", **named: Any) -> _Compiled:
         with tempfile.TemporaryDirectory() as folder:
@@ -204,8 +203,8 @@ def _for_target(flashinfer: Seam, target: str) -> Iterator[None]:
 
     The DSL reads CUTE_DSL_ARCH once, when it is imported, and FlashInfer whenever it looks into its cache.
     """
-    (dsl,) = flashinfer.need("cutlass.cutlass_dsl", "CuTeDSL")
-    settings = dsl._get_dsl().envar  # noqa: SLF001 - the DSL has no other way to say it after its import
+    (dsl,) = flashinfer.need("cutlass.cutlass_dsl", "CuTeDSL._get_dsl")
+    settings = dsl().envar  # the DSL has no other way to say it after its import
     if not hasattr(settings, "_arch"):
         raise UnsupportedError("The installed CUTLASS DSL cannot be told what to compile for: it lacks `_arch`.")
     before = os.environ.get("CUTE_DSL_ARCH")

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedError
+from ..patience import OutOfTimeError, seconds_left
 from ..problem import OutDtype, Problem
 from . import arguments
 from .seam import seam
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from ..device import Device
 
 TIMEOUT_S = 300.0
-"""Seconds for a child: FlashInfer's import takes 6 to 24, cuDNN builds every plan of a shape to list them."""
+"""Seconds for a child: FlashInfer's import takes 6 to 24, cuDNN builds every plan of a shape to list them. Whoever asks
+may have less: see kernels/patience.py."""
 
 _MARK = "fp4tune-tactics "
 """Begins the line of the answer: libraries write to standard output as well."""
@@ -35,6 +37,7 @@ def live_tactics(name: str, problem: Problem, device: Device, rows: tuple[int, .
 
     Raises:
         UnsupportedError: FlashInfer refuses the problem there, or the child died or took too long.
+        OutOfTimeError: the child was not done when the patience of whoever asks ended. Nothing of it is remembered.
     """
     import torch
 
@@ -68,11 +71,17 @@ def here(name: str, problem: Problem, index: int, rows: Sequence[int]) -> dict[i
 
 def _ask(command: Sequence[str], question: str, name: str) -> dict[str, Any]:
     """The answer of a child process."""
+    timeout_s = seconds_left(TIMEOUT_S)
+    if not timeout_s:
+        raise OutOfTimeError(f"{name} was not asked for its tactics: no time was left.")
     try:
         done = subprocess.run(  # noqa: S603 - this very module, by this very Python
-            command, input=question, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            command, input=question, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired as error:
+        if timeout_s < TIMEOUT_S:
+            text = f"{name} did not list its tactics within the {timeout_s:.1f} s that it was given."
+            raise OutOfTimeError(text) from error
         raise UnsupportedError(
             f"{name} did not list its tactics within {TIMEOUT_S:g} s; it is left out of this race."
         ) from error

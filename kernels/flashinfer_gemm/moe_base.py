@@ -47,11 +47,13 @@ class Sm12x(OnCards):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """What can be chosen. Raises UnsupportedError."""
+        self.check_problem(problem)
         self.check_usable(device)
         return self.space_of(problem)
 
     def default(self, problem: Problem, device: Device) -> dict[str, ConfigValue]:
         """What FlashInfer does when nobody says anything. Raises UnsupportedError."""
+        self.check_problem(problem)
         self.check_usable(device)
         return self.default_of(problem)
 

@@ -38,7 +38,8 @@ class OnCards:
         reason = self.why_not_on(device) or unfit_version() or self.why_not_here(device) or why_not(device)
         if not reason:
             try:
-                reason = self.why_not_ready(seam())
+                flashinfer = seam()
+                reason = flashinfer.why_lacking(self.name) or self.why_not_ready(flashinfer)
             except Exception as error:  # noqa: BLE001 - a broken installation may raise anything, and probe never does
                 reason = f"FlashInfer cannot be used ({type(error).__name__}: {error})."
         return Availability(not reason, reason)

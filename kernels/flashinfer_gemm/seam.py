@@ -1,12 +1,13 @@
-"""The only place that touches what FlashInfer does not promise, with stand_ins.py.
+"""How FlashInfer is reached: its AutoTuner from outside, and every name of it that a backend asks for.
 
 FlashInfer has no public way to run a GEMM with a given tactic. Its public functions ask the process's AutoTuner which
 runner and tactic to use (`choose_one`), and then call that runner; so `intercept` shadows `choose_one` around the
 *public* call: every check of theirs, the list of inputs and the runner stay FlashInfer's own. From what was captured
 follow the key that a cache file must have, and the tactics that FlashInfer itself would try.
 
-Every name that is needed is looked up when the seam is made; a release that lacks one is refused in a sentence.
-`import flashinfer` happens here and nowhere else. One thread at a time.
+What every backend needs is looked up when the seam is made, what one backend needs when it is probed (`why_lacking`); a
+release that lacks a name is refused in a sentence. All of these names stand in names.py, and other modules get them
+through `Seam.need` and no other way: FlashInfer is imported here and nowhere else. One thread at a time.
 """
 
 # ruff: noqa: SLF001 - private names of FlashInfer are what this module is for
@@ -26,30 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedError
 from .cutlass_tiles import tiles_of_header
+from .names import NEEDED, NEEDED_BY, is_listed
 from .stand_ins import as_if_on, replaced, replaced_everywhere, stand_in
 from .versions import installed_version, unfit_version
 
 if TYPE_CHECKING:
     from ..device import Device
 
-__all__ = ["NEEDED", "Call", "Seam", "seam", "stand_in", "why_not"]
-
-NEEDED: Mapping[str, tuple[str, ...]] = {
-    "flashinfer": ("mm_fp4",),
-    "flashinfer.autotuner": ("AutoTuner", "OptimizationProfile", "StaticDim", "_collect_metadata"),
-    "flashinfer.utils": ("get_device_properties", "get_compute_capability", "get_device_sm_count", "_get_cache_buf"),
-    "flashinfer.gemm.gemm_base": (
-        "_get_cudnn_plan_index_for_tactic",
-        "_create_cutlass_fp4_gemm_module",
-        "get_cutlass_fp4_gemm_module",
-        "_get_trtllm_gemm_module_impl",
-        "gen_trtllm_gen_gemm_module",
-    ),
-}
-"""Module -> names in it that every backend of FlashInfer needs. A backend may need more, and asks `Seam.need`."""
-
-_TUNER = ("get", "choose_one", "_get_cache_key", "_get_input_sizes", "_profiling_policy", "load_configs")
-"""What the AutoTuner must have."""
+__all__ = ["Call", "Seam", "seam", "stand_in", "why_not"]
 
 _FALLBACK = r"(?s).*falling back to default"
 """How FlashInfer's warnings say that cuDNN was run with another plan than the one asked for."""
@@ -123,9 +108,8 @@ def seam() -> Seam:
         raise UnsupportedError(
             f"FlashInfer {version} cannot be imported ({type(error).__name__}: {error}); install it anew."
         ) from error
-    names = {name: getattr(modules[module], name, None) for module, wanted in NEEDED.items() for name in wanted}
+    names = {name: _look_up(modules[module], name) for module, wanted in NEEDED.items() for name in wanted}
     missing = [name for name, found in names.items() if found is None]
-    missing += [f"AutoTuner.{name}" for name in _TUNER if not hasattr(names["AutoTuner"], name)]
     if missing:
         raise UnsupportedError(f"FlashInfer {version} lacks {', '.join(missing)}, which fp4tune needs.")
     names["utils"] = modules["flashinfer.utils"]
@@ -176,24 +160,45 @@ class Seam:
         found: Callable[..., Any] = self._of["mm_fp4"]
         return found
 
+    def why_lacking(self, what: str) -> str:
+        """Which name this release lacks that a backend needs, in one sentence, or nothing.
+
+        Args:
+            what: a key of NEEDED_BY, the backend's name.
+        """
+        try:
+            for module, names in NEEDED_BY[what].items():
+                self.need(module, *names)
+        except UnsupportedError as error:
+            return str(error)
+        return ""
+
     def need(self, module: str, *names: str) -> tuple[Any, ...]:
-        """Names that one backend needs beyond NEEDED.
+        """Objects of FlashInfer, or of the CUTLASS DSL, by names that stand in names.py.
 
         Raises:
             UnsupportedError: the module cannot be imported or lacks one; the sentence names it.
+            LookupError: a name does not stand there, so that no probe looks for it.
         """
+        unlisted = [name for name in names if not is_listed(module, name)]
+        if unlisted:
+            raise LookupError(f"{', '.join(unlisted)} of {module} must be listed in names.py.")
+        library = f"FlashInfer {self.version}" if module.startswith("flashinfer") else "The installed CUTLASS DSL"
         try:
-            found = importlib.import_module(module)
+            with _LOCK:
+                home = importlib.import_module(module)
         except Exception as error:
-            raise UnsupportedError(
-                f"FlashInfer {self.version} cannot import {module} ({type(error).__name__}: {error})."
-            ) from error
-        missing = [name for name in names if not hasattr(found, name)]
+            raise UnsupportedError(f"{library} cannot import {module} ({type(error).__name__}: {error}).") from error
+        found = {name: _look_up(home, name) for name in names}
+        missing = [name for name, one in found.items() if one is None]
         if missing:
-            raise UnsupportedError(
-                f"FlashInfer {self.version} lacks {', '.join(missing)} in {module}, which fp4tune needs."
-            )
-        return tuple(getattr(found, name) for name in names)
+            raise UnsupportedError(f"{library} lacks {', '.join(missing)} in {module}, which fp4tune needs.")
+        return tuple(found.values())
+
+    @property
+    def package(self) -> Path:
+        """Folder of the installed package."""
+        return Path(str(self._of["__file__"])).parent
 
     @contextlib.contextmanager
     def intercept(self, tactic: Any = -1, *, stop_after: int = 0) -> Iterator[list[Call]]:
@@ -307,8 +312,8 @@ class Seam:
         Raises:
             UnsupportedError: the header is missing or says something else than it did.
         """
-        root = Path(str(importlib.import_module("flashinfer").__file__)).parent
-        return tiles_of_header(root / "data/include/flashinfer/gemm/fp4_gemm_cutlass_template_sm120.h", self.version)
+        header = self.package / "data/include/flashinfer/gemm/fp4_gemm_cutlass_template_sm120.h"
+        return tiles_of_header(header, self.version)
 
     def ran(self, call: Call) -> Any:
         """The tactic that was really run last for a captured call: cuDNN may have run its default instead, -1.
@@ -349,6 +354,13 @@ class Seam:
 
     def _sizes(self, call: Call) -> tuple[tuple[int, ...], ...]:
         return tuple(self._of["AutoTuner"].get()._get_input_sizes(call.inputs))
+
+
+def _look_up(home: Any, name: str) -> Any:
+    """An object by its name, which may be dotted; None if there is none."""
+    for part in name.split("."):
+        home = getattr(home, part, None)
+    return home
 
 
 @contextlib.contextmanager

@@ -258,6 +258,39 @@ def test_a_module_without_metadata_is_no_installed_package(monkeypatch: pytest.M
         Package.find()
 
 
+@pytest.mark.parametrize("version", ["0.10.0", "0.10.2", "0.9.0"])
+def test_the_distribution_before_it_is_refused_by_name_and_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
+):
+    older(tmp_path, version)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(UnsupportedError) as caught:
+        Package.find()
+    assert str(caught.value) == (
+        f"The layout of aiconfigurator {version} is not known; those of aiconfigurator-core 0.11 and 0.12 are: "
+        "install one of these, pip install 'aiconfigurator-core~=0.12.0'."
+    )
+
+
+def test_the_distribution_before_it_does_not_stand_in_the_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Beside the package it is not looked at; a release of now without the package is no release of then."""
+    made = reference_package.install(tmp_path / "both")
+    put(made, "gemm", [gemm()], framework="sglang", version="0.5.14")
+    older(tmp_path / "both", "0.10.0")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "both")])
+    assert Package.find().installed.version == "0.12.0"
+    older(tmp_path / "now", "0.12.0")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "now")])
+    with pytest.raises(UnsupportedError, match="aiconfigurator-core is not installed here"):
+        Package.find()
+
+
+def older(site: Path, version: str):
+    about = site / f"aiconfigurator-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.4\nName: aiconfigurator\nVersion: {version}\n")
+
+
 def test_without_what_reads_it_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UnsupportedError, match=r"read with pyarrow \(.*\): pip install 'fp4tune\[reference\]'"):
@@ -271,7 +304,8 @@ def test_a_release_whose_layout_is_not_known_is_refused_by_name_and_version(
     reference_package.install(tmp_path, version=version)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
-        UnsupportedError, match=f"The layout of aiconfigurator-core {version} is not known; those of 0.11"
+        UnsupportedError,
+        match=f"The layout of aiconfigurator-core {version} is not known; those of aiconfigurator-core 0.11",
     ):
         Package.find()
 

@@ -25,6 +25,9 @@ from .traps import Card
 DISTRIBUTION = "aiconfigurator-core"
 MODULE = "aiconfigurator_core"
 
+BEFORE = "aiconfigurator"
+"""The distribution that held the measurements before 0.11, in another layout."""
+
 LAYOUTS = ("0.11", "0.12")
 """Releases whose layout is read. 0.12.0 was; of 0.11 it is taken from the repository that the layout is the same."""
 
@@ -82,13 +85,15 @@ class Package:
         Raises:
             UnsupportedError: none is, or its layout is not known.
         """
-        installed = packages.find(DISTRIBUTION, MODULE)
+        try:
+            installed = packages.find(DISTRIBUTION, MODULE)
+        except UnsupportedError:
+            older = packages.installed_version(BEFORE)
+            if older:
+                _check_layout(BEFORE, older)
+            raise
+        _check_layout(installed.distribution, installed.version)
         name = f"{installed.distribution} {installed.version}"
-        if ".".join(installed.version.split(".")[:2]) not in LAYOUTS:
-            raise UnsupportedError(
-                f"The layout of {name} is not known; those of {' and '.join(LAYOUTS)} are: install one of these, "
-                f"pip install '{DISTRIBUTION}~={LAYOUTS[-1]}.0'."
-            )
         folder = installed.root / "systems"
         if not any(folder.glob(f"data/*/{TABLES[0].family}/*/*/{TABLES[0].file}")):
             wanted = f"systems/data/<system>/{TABLES[0].family}/<framework>/<version>/{TABLES[0].file}"
@@ -191,3 +196,13 @@ def _with_device(source: ReferenceSource, device: str) -> ReferenceSource:
     if device not in (names := CARDS[source.system].devices):
         raise InvalidInputError(f"it was measured on {device[:80]!r}, and {source.system} is {' or '.join(names)}.")
     return replace(source, device=device)
+
+
+def _check_layout(distribution: str, version: str) -> None:
+    """Raise UnsupportedError, with name and version, for a release whose layout is not known."""
+    if ".".join(version.split(".")[:2]) not in LAYOUTS:
+        known = f"those of {DISTRIBUTION} {' and '.join(LAYOUTS)} are"
+        raise UnsupportedError(
+            f"The layout of {distribution} {version} is not known; {known}: install one of these, "
+            f"pip install '{DISTRIBUTION}~={LAYOUTS[-1]}.0'."
+        )

@@ -53,6 +53,14 @@ def find(distribution: str, module: str) -> Installed:
     return Installed(distribution, metadata.version(distribution), licence, root)
 
 
+def installed_version(distribution: str) -> str:
+    """Version of a distribution as its metadata has it; empty if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 def library(name: str) -> ModuleType:
     """A library that reads a package's files, imported when it is first needed.
 

@@ -15,7 +15,8 @@ from ...kernels.backend import compile_need, family, load_backends
 from ...kernels.cards import CARDS
 from ...kernels.device import Environment, current_environment
 from ...kernels.errors import Fp4tuneError
-from ...kernels.problem import Problem, parse_key
+from ...kernels.patience import patience
+from ...kernels.problem import parse_key
 from ..checkup import check_up
 from ..executor import Candidate, Executor, LocalExecutor
 from ..workers.executor import WorkerExecutor
@@ -28,10 +29,10 @@ from .without_card import PATIENT_S, compile_one_each, contract
 if TYPE_CHECKING:
     from ...kernels.backend import Backend
     from ...kernels.device import Device
+    from ...kernels.problem import Problem
 
 BUDGET_S = 90.0
-"""Seconds after which nothing new is begun; with what is under way then, and the export, that stays under two
-minutes."""
+"""Seconds after which nothing new is begun but the export: with what is under way then, some two minutes in all."""
 
 STAND_IN = "rtx-pro-6000"
 """The card that contracts are checked and kernels compiled for where no card of its kind is."""
@@ -39,6 +40,10 @@ STAND_IN = "rtx-pro-6000"
 NUMERICS_PART = {"fp4": 0.7, "cuda": 0.5, "cpu": 0.3}
 """Part of the budget that numerics may take, all problems together, on a card with FP4 units, on another, on a CPU; the
 rest is for what follows: on the first the export, elsewhere compiling, too."""
+
+ASKING_PART = 0.5
+"""Part of the time left to a step that backends may take to say what they offer, where a child process must ask the
+card (see kernels/patience.py). The rest is for using it."""
 
 COMPILE_PART = 0.8
 """Part of the budget after which compiling for a card that is not here is given up."""
@@ -125,7 +130,8 @@ def run_selftest(means: Means, *, now: Callable[[], float] = time.monotonic) -> 
     if card is device:
         passed = _passed(report)
         report.findings += _not_available(reasons, device)
-        report.findings += [contract(backend, problem, card) for backend in ready.values() for problem in problems()]
+        with patience(0.0):  # the numerics have asked everybody, and who was out of time then is not asked again
+            report.findings += [contract(one, problem, card) for one in ready.values() for problem in problems()]
     else:
         passed = []
         for_card, reasons_of_card = _ready(backends, card)
@@ -182,28 +188,23 @@ def _numerics(
         left = problems()
         while left:
             problem = left.pop(0)
+            left_s = max(0.0, deadline - now())
+            with patience(ASKING_PART * left_s):
+                planned = plan(ready, problem, means.device, seed=SEED, slow=_slow(ready, left_s))
             until = now() + (deadline - now()) / (1 + len(left))
-            quick = _quick(ready, problem, report, left_s=deadline - now())
-            planned = plan(quick, problem, means.device, seed=SEED)
             check_numerics(executor, problem, planned, report, deadline=until, now=now, tell=means.tell)
     finally:
         executor.shutdown()
 
 
-def _quick(ready: Mapping[str, Backend], problem: Problem, report: Report, *, left_s: float) -> dict[str, Backend]:
-    """The backends whose kernels can be compiled in the time there is; a finding for each of the others."""
-    quick = {}
-    for name, backend in ready.items():
-        needed_s = compile_need(backend).seconds
-        if needed_s <= max(left_s, PATIENT_S):
-            quick[name] = backend
-            continue
-        text = (
-            f"One of its kernels may take {needed_s:.0f} s to compile, and {left_s:.0f} s are left: give more with "
-            "--budget-s."
-        )
-        report.findings.append(Finding("numerics", f"{name} {problem.shape}", Outcome.NOT_RUN, text))
-    return quick
+def _slow(ready: Mapping[str, Backend], left_s: float) -> dict[str, str]:
+    """The backends whose kernels cannot be compiled in the time there is, each with a sentence that says so."""
+    needs_s = {name: compile_need(backend).seconds for name, backend in ready.items()}
+    return {
+        name: f"One kernel may take {needed_s:.0f} s to compile, and {left_s:.0f} s are left; --budget-s gives more."
+        for name, needed_s in needs_s.items()
+        if needed_s > max(left_s, PATIENT_S)
+    }
 
 
 def _executor(means: Means, ready: Mapping[str, Backend]) -> Executor:
@@ -227,7 +228,8 @@ def _without_card(
     text = f"No kernel ran on such a card: numerics and launches of {families} there are not checked."
     report.findings.append(Finding("numerics", card.name, Outcome.NOT_RUN, text))
     tell(f"contracts of {len(for_card)} backends for {card.name}, which is not here")
-    report.findings += [contract(backend, problem, card) for backend in for_card.values() for problem in problems()]
+    with patience(ASKING_PART * max(0.0, deadline - now())):
+        report.findings += [contract(one, problem, card) for one in for_card.values() for problem in problems()]
     tell(f"one kernel of each compiling backend for {card.name}")
     report.findings += compile_one_each(for_card, problems(), card, deadline=deadline, now=now)
 

@@ -57,8 +57,7 @@ def check_numerics(
     """
     for one in planned:
         if one.reason:
-            outcome = Outcome.WRONG if one.broken else Outcome.REFUSED
-            report.findings.append(Finding("numerics", _subject(one.backend, problem), outcome, one.reason))
+            report.findings.append(Finding("numerics", _subject(one.backend, problem), one.outcome, one.reason))
     if all(one.reason for one in planned):
         return
     queue = deque(in_order(planned))
@@ -121,7 +120,7 @@ def _summarise(one: Planned, problem: Problem, ran: Sequence[Checked], report: R
         listed = left if len(left) <= MAX_LISTED else []
         report.left_out.append(LeftOut(problem.key, one.backend, len(left), why, listed))
     if one.more is None or one.more > 0:
-        text = "more than are counted" if one.more is None else "beyond the sample"
+        text = "more than are counted" if one.more is None else one.why_more
         report.left_out.append(LeftOut(problem.key, one.backend, one.more or 0, text))
     outcome, text = _verdict(own, len(left))
     report.findings.append(Finding("numerics", _subject(one.backend, problem), outcome, text))

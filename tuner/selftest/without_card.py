@@ -14,24 +14,29 @@ from typing import TYPE_CHECKING
 from ...db.records import TrialStatus
 from ...kernels.backend import Compiling, compile_need
 from ...kernels.errors import UnsupportedError
+from ...kernels.patience import OutOfTimeError
 from ..executor import Candidate
 from ..workers.compile_pool import CompilePool
 from ..workers.spec import spec_of
-from .plan import COUNTED
+from .numerics import SEED
+from .plan import COUNTED, compile_command, plan
 from .report import Finding, Outcome
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from ...kernels.backend import Backend, Space
     from ...kernels.device import Device
     from ...kernels.problem import Problem
+    from ..workers.inside import Compiled
 
 COMPILE_S = 60.0
 """Seconds that one kernel gets, where its backend does not ask for more: Triton takes one or two, CuTe DSL three to
 twenty."""
 
 PATIENT_S = 300.0
-"""A backend that asks for more than this for one kernel (nvcc on CUTLASS takes minutes) is left out of a selftest of
-two minutes."""
+"""Of a backend that asks for more than this for one kernel (nvcc on CUTLASS takes minutes) a selftest of two minutes
+takes what is compiled already, and nothing else."""
 
 
 def contract(backend: Backend, problem: Problem, card: Device) -> Finding:
@@ -45,6 +50,8 @@ def contract(backend: Backend, problem: Problem, card: Device) -> Finding:
     subject = f"{backend.name} {problem.shape}"
     try:
         space = backend.space(problem, card)
+    except OutOfTimeError as error:
+        return Finding("contract", subject, Outcome.NOT_RUN, str(error))
     except UnsupportedError as error:
         return Finding("contract", subject, Outcome.REFUSED, str(error))
     except Exception as error:  # noqa: BLE001 - somebody else's package; it is reported, not swallowed
@@ -85,6 +92,8 @@ def compile_one_each(
 ) -> list[Finding]:
     """Compile one config of each backend that compiles, its default for the first problem that it takes.
 
+    Of one whose compiler takes longer than PATIENT_S, find one that is compiled already.
+
     Args:
         backends: those that say they can be used on the card.
         problems: in order of preference.
@@ -93,17 +102,21 @@ def compile_one_each(
         now: a monotonic clock, seconds.
     """
     found: list[Finding] = []
+    work: dict[str, tuple[Problem, Candidate]] = {}
     compiling = {name: one for name, one in backends.items() if isinstance(one, Compiling)}
-    for name in [name for name, one in compiling.items() if compile_need(one).seconds > PATIENT_S]:
-        needed_s = compile_need(compiling.pop(name)).seconds
-        text = f"One kernel may take {needed_s:.0f} s to compile: `fp4tune compile --backend {name}` does it."
-        found.append(Finding("compile", name, Outcome.NOT_RUN, text))
-    work = {name: one for name, backend in compiling.items() if (one := _first(backend, problems, card)) is not None}
+    slow = [name for name, one in compiling.items() if compile_need(one).seconds > PATIENT_S]
+    for name, backend in compiling.items():
+        first = _first(backend, problems, card)
+        built = _first_built(backend, problems, card) if first and name in slow else first
+        if built:
+            work[name] = built
+        elif first:
+            found.append(Finding("compile", name, Outcome.NOT_RUN, _too_slow(backend, first[0], card)))
     if not work:
         return found
     pool = CompilePool(spec_of({name: compiling[name] for name in work}), card, deadline_s=COMPILE_S)
     try:
-        futures = {}
+        futures: dict[str, Future[Compiled]] = {}
         for name, (problem, candidate) in work.items():
             try:
                 futures[name] = pool.submit(candidate, problem)
@@ -111,24 +124,40 @@ def compile_one_each(
                 found.append(Finding("compile", name, Outcome.NOT_RUN, str(error)))
         wait(futures.values(), timeout=max(0.0, deadline - now()))
         for name, future in futures.items():
-            subject = f"{name} {work[name][0].shape}"
-            if not future.done():
-                found.append(Finding("compile", subject, Outcome.NOT_RUN, "Time ran out before it was compiled."))
-                continue
-            done = future.result()
-            if done.status is TrialStatus.OK:
-                text = f"compiled in {done.compile_s:.1f} s"
-                if done.facts is not None:
-                    opcodes = ", ".join(f"{n}x {opcode}" for opcode, n in done.facts.instructions.items())
-                    text += f" for {done.facts.target}: {done.facts.registers} registers, {opcodes or 'no FP4 MMA'}"
-                found.append(Finding("compile", subject, Outcome.OK, text))
-                continue
-            cannot = done.status in (TrialStatus.TIMEOUT, TrialStatus.UNSUPPORTED)
-            outcome = Outcome.NOT_RUN if cannot else Outcome.WRONG
-            found.append(Finding("compile", subject, outcome, done.error.split("\n", 1)[0]))
+            outcome, text = Outcome.NOT_RUN, "Time ran out before it was compiled."
+            if future.done():
+                outcome, text = _verdict(future.result(), "compiled before, found" if name in slow else "compiled")
+            found.append(Finding("compile", f"{name} {work[name][0].shape}", outcome, text))
     finally:
         pool.close()
     return found
+
+
+def _too_slow(backend: Backend, problem: Problem, card: Device) -> str:
+    """Why nothing of a backend is compiled."""
+    needed_s = compile_need(backend).seconds
+    return f"One kernel may take {needed_s:.0f} s to compile: `{compile_command(backend, problem, card)}` does it."
+
+
+def _verdict(done: Compiled, how: str) -> tuple[Outcome, str]:
+    """What came of one kernel."""
+    if done.status is TrialStatus.OK:
+        text = f"{how} in {done.compile_s:.1f} s"
+        if done.facts is not None:
+            opcodes = ", ".join(f"{n}x {opcode}" for opcode, n in done.facts.instructions.items())
+            text += f" for {done.facts.target}: {done.facts.registers} registers, {opcodes or 'no FP4 MMA'}"
+        return Outcome.OK, text
+    cannot = done.status in (TrialStatus.TIMEOUT, TrialStatus.UNSUPPORTED)
+    return Outcome.NOT_RUN if cannot else Outcome.WRONG, done.error.split("\n", 1)[0]
+
+
+def _first_built(backend: Backend, problems: list[Problem], card: Device) -> tuple[Problem, Candidate] | None:
+    """The first problem for which a config is compiled already, with that config, its default if it can be."""
+    for problem in problems:
+        (planned,) = plan({backend.name: backend}, problem, card, seed=SEED, slow={backend.name: ""})
+        if planned.configs:
+            return problem, Candidate(backend.name, planned.configs[0])
+    return None
 
 
 def _first(backend: Backend, problems: list[Problem], card: Device) -> tuple[Problem, Candidate] | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fp4tune.kernels import cuda_stack
-from fp4tune.kernels.cutlass_gemm import toolchain
+from fp4tune.kernels.cutlass_gemm import builder, toolchain
 from fp4tune.kernels.cutlass_gemm.toolchain import HEADERS_VARIABLE, find_headers, nvcc_build, why_unfit_headers
 from fp4tune.kernels.errors import UnsupportedError
 
@@ -107,6 +108,23 @@ def test_nvcc_is_asked_for_before_the_headers(monkeypatch):
     assert asked == [(12, 8), (12, 9)]
     with pytest.raises(UnsupportedError, match="^no nvcc$"):
         toolchain.toolchain("sm_120a")
+
+
+@pytest.mark.parametrize(("torch_cuda", "nvcc"), [((13, 0), (12, 9)), ((12, 8), (13, 0))])
+def test_nvcc_of_another_cuda_than_pytorchs_is_taken(monkeypatch, tmp_path, torch_cuda, nvcc):
+    """A shared object has its CUDA runtime inside; FlashInfer's libraries, which have not, are refused there."""
+    stack = SimpleNamespace(
+        nvcc=SimpleNamespace(path=Path("/cuda/bin/nvcc"), version=nvcc),
+        torch=("2.13.0", torch_cuda),
+        torch_cuda=torch_cuda,
+        host_compiler="/usr/bin/g++",
+        header=lambda name: name,
+    )
+    monkeypatch.setattr(cuda_stack, "here", lambda: stack)
+    monkeypatch.setenv(HEADERS_VARIABLE, str(lay(tmp_path, "4.5.0")))
+    assert "set CUDA_HOME to a toolkit" in cuda_stack.why_other_nvcc()
+    assert toolchain.why_not("sm_120a") == ""
+    assert {"--cudart=static", "-Xlinker=-Bsymbolic"} <= set(builder._SHARED_FLAGS)
 
 
 def test_missing_headers_are_the_reason_where_nvcc_is_fine(monkeypatch, tmp_path):

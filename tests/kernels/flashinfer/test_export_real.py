@@ -15,9 +15,11 @@ import pytest
 from export_store import CARD, Ran, Tuned, environment, make
 from fp4tune.api.cli.app import run
 from fp4tune.api.formats import flashinfer as exporter
+from fp4tune.api.formats.flashinfer_child import Child
 from fp4tune.api.formats.trial_export import trial_export
 from fp4tune.db.records import Origin
 from fp4tune.kernels.cards import CARDS
+from fp4tune.kernels.errors import UnsupportedError
 from fp4tune.kernels.flashinfer_gemm.backends import DSL, B12x, Cudnn, CuteDsl, Cutlass
 from fp4tune.kernels.flashinfer_gemm.cutlass_moe import CutlassMoe
 from fp4tune.kernels.flashinfer_gemm.tactics import B12xCodec, CudnnCodec, CuteDslCodec, CutlassCodec
@@ -250,6 +252,14 @@ def test_another_release_than_the_winners_is_refused(flashinfer, tmp_path, monke
     assert run(command) == 4
     assert f"measured with FlashInfer 0.7.3, and {installed_version()} is installed here" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["e.db"]
+
+
+def test_a_release_that_cannot_look_up_an_entry_is_refused_before_anything_is_asked(flashinfer, monkeypatch):
+    monkeypatch.delattr("flashinfer.autotuner.AutoTuner.search_cache")
+    with pytest.raises(
+        UnsupportedError, match=r"lacks AutoTuner\.search_cache in flashinfer\.autotuner, which fp4tune"
+    ):
+        Child(CARD, {})
 
 
 def test_the_export_step_of_the_selftest(flashinfer):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 import pytest
 import torch
 from fp4tune.kernels.errors import UnsupportedError
 from fp4tune.kernels.flashinfer_gemm import live
+from fp4tune.kernels.patience import OutOfTimeError, patience, seconds_left
 from fp4tune.kernels.problem import Problem
 
 from .conftest import card
@@ -25,8 +27,9 @@ print("fp4tune-tactics " + json.dumps({m: [[4, [[2, m]]], [5, []]] for m in aske
 def child(monkeypatch):
     """The child is this text instead."""
 
+    real = live._ask
+
     def install(text):
-        real = live._ask
         monkeypatch.setattr(live, "_ask", lambda _, question, name: real([sys.executable, "-c", text], question, name))
         live.live_tactics.cache_clear()
 
@@ -69,6 +72,40 @@ def test_a_child_that_hangs_is_ended(child, monkeypatch):
     monkeypatch.setattr(live, "TIMEOUT_S", 0.5)
     with pytest.raises(UnsupportedError, match=r"did not list its tactics within 0\.5 s"):
         ask()
+
+
+def test_who_has_less_time_waits_no_longer_and_may_ask_again(child):
+    child("import time; time.sleep(60)")
+    start = time.monotonic()
+    with (
+        pytest.raises(OutOfTimeError, match=r"did not list its tactics within the 0\.[1-5] s that it was given"),
+        patience(0.5),
+    ):
+        ask()
+    assert time.monotonic() - start < 30
+    child(ECHO)
+    assert ask(), "that there was no time is not remembered"
+
+
+def test_who_has_no_time_starts_no_child_but_hears_what_is_known(child):
+    child(ECHO)
+    known = ask()
+    with patience(0.0):
+        assert ask() is known
+    child("raise SystemExit('it was started')")
+    with patience(0.0), pytest.raises(OutOfTimeError, match="was not asked for its tactics: no time was left"):
+        ask()
+
+
+def test_a_hurry_inside_a_hurry_ends_with_the_earlier_one():
+    with patience(10.0):
+        with patience(1000.0):
+            assert 5.0 < seconds_left(300.0) <= 10.0
+        with patience(1.0):
+            assert seconds_left(300.0) <= 1.0
+        assert seconds_left(300.0) > 5.0
+        assert seconds_left(2.0) == 2.0, "never more than usual"
+    assert seconds_left(300.0) == 300.0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")

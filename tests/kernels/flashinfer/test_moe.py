@@ -216,7 +216,7 @@ def test_b12x_needs_a_release_that_can_quantise_the_input(flashinfer, monkeypatc
 def test_b12x_offers_the_environments_and_sets_them_for_the_call_alone(flashinfer, monkeypatch):
     backend = B12xMoe()
     assert [c["cutover_pairs"] for c in backend.space_of(QWEN)] == ["default", 0, 160]
-    (select,) = flashinfer.need(b12x_moe._DISPATCH, "select_sm120_moe_backend")
+    select = importlib.import_module(b12x_moe._DISPATCH).select_sm120_moe_backend
     layer = {"num_tokens": 16, "num_topk": 10, "quant_mode": "nvfp4"}
     for cutover, kernel in ((None, "static"), (0, "dynamic"), (160, "static"), (159, "dynamic")):
         with b12x_moe.environment(flashinfer, cutover):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from types import SimpleNamespace
 
 import pytest
 from fp4tune.kernels import cuda_stack
 from fp4tune.kernels.device import detect
 from fp4tune.kernels.errors import InvalidInputError, UnsupportedError
-from fp4tune.kernels.flashinfer_gemm import b12x_moe, backends, dense, moe_base, native_build, on_cards, versions
+from fp4tune.kernels.flashinfer_gemm import b12x_moe, backends, dense, live, moe_base, native_build, on_cards, versions
+from fp4tune.kernels.flashinfer_gemm import seam as seam_module
 from fp4tune.kernels.flashinfer_gemm.b12x_moe import B12xMoe
 from fp4tune.kernels.flashinfer_gemm.backends import B12x, Cudnn, CuteDsl, Cutlass, Trtllm
 from fp4tune.kernels.flashinfer_gemm.cutlass_moe import CutlassMoe
 from fp4tune.kernels.flashinfer_gemm.group_gemm import GroupGemm
-from fp4tune.kernels.problem import Format, Op, OutDtype, Problem
+from fp4tune.kernels.flashinfer_gemm.names import EXPORT, NEEDED_BY
+from fp4tune.kernels.problem import Format, Op, OutDtype, Problem, parse_shape
 
 from .conftest import card
 
+OF_A_KIND = {Op.DENSE: "16x512x1024", Op.GROUPED: "e8k2:16x512x1024", Op.MOE: "moe:e8k2:16x512x1024"}
 ALL = [B12x(), Cutlass(), Cudnn(), CuteDsl(), CutlassMoe(), B12xMoe(), GroupGemm(), Trtllm()]
 ON_SM120 = ALL[:-1]
 
@@ -32,6 +37,9 @@ def stack(*, cuda=(13, 0), torch=("2.13.0", (13, 0)), cudnn=(9, 23, 1), frontend
         cudnn_version=cudnn,
         cudnn_frontend_version=frontend,
         host_compiler="/usr/bin/g++",
+        memory_bytes=16 << 30,
+        jobs=1,
+        max_jobs=1,
         dsl_flavour=flavour,
         package=lambda name: "4.8.1",
         header=lambda name: name if headers else None,
@@ -47,7 +55,11 @@ def installed(monkeypatch):
         asked = lambda name=versions.DISTRIBUTION: found.get(name, "")  # noqa: E731
         for module in (versions, backends, dense, native_build, moe_base, b12x_moe):
             monkeypatch.setattr(module, "installed_version", asked)
-        seam = SimpleNamespace(version=flashinfer, need=lambda *_: (lambda *__: SimpleNamespace(is_compiled=built),))
+        seam = SimpleNamespace(
+            version=flashinfer,
+            why_lacking=lambda _: "",
+            need=lambda *_: (lambda *__: SimpleNamespace(is_compiled=built),),
+        )
         monkeypatch.setattr(B12xMoe, "why_not_ready", lambda self, flashinfer: "")  # asks for names, see test_moe
         monkeypatch.setattr(on_cards, "seam", lambda: seam)
         monkeypatch.setattr(on_cards, "why_not", lambda device: "")
@@ -125,13 +137,14 @@ def test_what_a_backend_needs_and_lacks_is_named(installed, backend, capability,
     installed(**software)
     said = reason(backend, card(capability))
     assert sentence in said
+    problem = parse_shape(OF_A_KIND[backend.op])
     with pytest.raises(UnsupportedError) as caught:
-        backend.space(Problem(16, 512, 1024), card(capability))
+        backend.space(problem, card(capability))
     assert str(caught.value) == f"{backend.name} cannot be used. {said}"
 
 
 @pytest.mark.parametrize("built", [True, False])
-@pytest.mark.parametrize("backend", [Cutlass(), CutlassMoe(), GroupGemm()], ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", [Cutlass(), CutlassMoe(), GroupGemm(), Trtllm()], ids=lambda backend: backend.name)
 def test_a_library_that_nvcc_of_another_cuda_builds_is_not_used(installed, backend, built):
     clash = (
         "PyTorch 2.13.0 is built for CUDA 13.0, and /cuda/bin/nvcc is of CUDA 12.9: "
@@ -139,9 +152,10 @@ def test_a_library_that_nvcc_of_another_cuda_builds_is_not_used(installed, backe
     )
     installed(cuda=(12, 9), built=built)
     before = "" if built else "Its library is not built: install flashinfer-jit-cache==0.7.4. It cannot be built here: "
-    assert reason(backend) == before + clash
+    its_card = card(".".join(str(part) for part in backend.capabilities[0]))
+    assert reason(backend, its_card) == before + clash
     installed(cuda=(12, 9), jit_cache="0.7.4")
-    assert reason(backend) == ""
+    assert reason(backend, its_card) == ""
 
 
 @pytest.mark.parametrize("backend", [B12x(), CuteDsl(), B12xMoe()], ids=lambda backend: backend.name)
@@ -166,7 +180,7 @@ def test_a_library_is_looked_for_under_the_name_that_flashinfer_gives_it(flashin
     """TensorRT-LLM's is not among them: to describe it, FlashInfer downloads."""
     library = native_build.LIBRARIES[backend]
     (describe,) = flashinfer.need(library.module, library.function)
-    (context,) = flashinfer.need("flashinfer.jit.core", "current_compilation_context")
+    context = importlib.import_module("flashinfer.jit.core").current_compilation_context
     monkeypatch.setattr(context, "TARGET_CUDA_ARCHS", {(12, "0f")})
     assert describe().name == library.name
 
@@ -209,9 +223,40 @@ def test_a_problem_that_it_cannot_run_is_refused_by_what_is_wrong(problem, sente
         B12x().check_problem(problem)
 
 
-def test_cute_dsl_writes_bf16_alone():
+@pytest.mark.parametrize("backend", [CuteDsl(), Trtllm()], ids=lambda backend: backend.name)
+def test_these_write_bf16_alone(backend):
     with pytest.raises(UnsupportedError, match="writes bf16, not fp16"):
-        CuteDsl().check_problem(Problem(16, 512, 1024, out_dtype=OutDtype.FP16))
+        backend.check_problem(Problem(16, 512, 1024, out_dtype=OutDtype.FP16))
+
+
+@pytest.mark.parametrize(
+    ("backend", "problem", "sentence"),
+    [
+        (Trtllm(), Problem(16, 576, 1024), "flashinfer.trtllm needs N to be a multiple of 128, and it is 576."),
+        (Trtllm(), Problem(16, 512, 1040), "flashinfer.trtllm needs K to be a multiple of 32, and it is 1040."),
+        (Cudnn(), Problem(16, 500, 1024), "flashinfer.cudnn needs N to be a multiple of 8, and it is 500."),
+        (Cudnn(), Problem(16, 512, 1040), "flashinfer.cudnn needs K to be a multiple of 32, and it is 1040."),
+        (
+            Cudnn(),
+            Problem(16, 512, 1024, out_dtype=OutDtype.FP32),
+            "flashinfer.cudnn writes bf16 or fp16, not fp32.",
+        ),
+    ],
+)
+def test_a_shape_that_a_live_backend_does_not_take_is_refused_before_the_card_is_asked(
+    installed, monkeypatch, backend, problem, sentence
+):
+    monkeypatch.setattr(live, "live_tactics", lambda *_: pytest.fail("asked the card"))
+    its_card = card(".".join(str(part) for part in backend.capabilities[0]))
+    for ask in (backend.space, backend.default):
+        with pytest.raises(UnsupportedError) as caught:
+            ask(problem, its_card)
+        assert str(caught.value) == sentence
+
+
+def test_what_describes_a_library_is_looked_for_by_its_backend():
+    for backend, library in native_build.LIBRARIES.items():
+        assert library.function in NEEDED_BY[backend][library.module]
 
 
 def test_only_a_backend_with_a_library_is_built():
@@ -225,11 +270,58 @@ def test_a_build_without_a_compiler_is_refused_before_it_starts(monkeypatch, cap
     assert capsys.readouterr().err == "The library of flashinfer.cutlass cannot be built. There is no nvcc.\n"
 
 
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            "ninja: build stopped\nc++: fatal error: Killed signal terminated program cc1plus",
+            r"^A compiler \(cc1plus\) was killed, .* MAX_JOBS is already 1, .* there are 16 GiB of memory; give the machine",
+        ),
+        (
+            "error: no suitable constructor",
+            r"^The library of flashinfer\.cutlass cannot be built \((.|\n)*no suitable constructor\)\.$",
+        ),
+    ],
+)
+def test_a_build_that_fails_says_whether_for_want_of_memory(installed, monkeypatch, said, sentence):
+    class Spec:
+        def build_and_load(self):
+            raise RuntimeError(f"Ninja build failed. {said}")
+
+    asked = []
+    seam = SimpleNamespace(need=lambda *names: (asked.append(names) or Spec,))
+    monkeypatch.setattr(seam_module, "seam", lambda: seam)
+    monkeypatch.setenv("MAX_JOBS", "1")
+    with pytest.raises(UnsupportedError, match=sentence):
+        native_build.build("flashinfer.cutlass")
+    assert asked == [("flashinfer.jit.gemm", "gen_gemm_sm120_module_cutlass_fp4")]
+
+
+def test_a_build_is_told_the_architecture_and_how_many_compilers_fit(installed, monkeypatch):
+    built = []
+
+    class Spec:
+        def build_and_load(self):
+            built.append((os.environ["FLASHINFER_CUDA_ARCH_LIST"], os.environ["MAX_JOBS"]))
+
+        def get_library_path(self):
+            return "/cache/fp4_gemm_cutlass_sm120.so"
+
+    monkeypatch.setattr(seam_module, "seam", lambda: SimpleNamespace(need=lambda *_: (Spec,)))
+    monkeypatch.setattr(cuda_stack, "jobs_that_fit", lambda: 3)
+    for name in ("MAX_JOBS", "FLASHINFER_CUDA_ARCH_LIST"):
+        monkeypatch.setenv(name, "")  # put back afterwards
+        monkeypatch.delenv(name)
+    assert native_build.build("flashinfer.cutlass", "12.0f") == "/cache/fp4_gemm_cutlass_sm120.so"
+    assert built == [("12.0f", "3")]
+
+
 def test_backends_are_registered_under_their_names():
     import tomllib
     from pathlib import Path
 
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     points = project["project"]["entry-points"]["fp4tune.backends"]
+    assert {*NEEDED_BY} - {EXPORT} == {backend.name for backend in ALL}
     for backend in ALL:
         assert points[backend.name] == f"{type(backend).__module__}:{type(backend).__name__}"

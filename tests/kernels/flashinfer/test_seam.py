@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from fp4tune.kernels.errors import UnsupportedError
 from fp4tune.kernels.flashinfer_gemm import arguments
 from fp4tune.kernels.flashinfer_gemm import seam as seam_module
-from fp4tune.kernels.flashinfer_gemm.backends import B12x
+from fp4tune.kernels.flashinfer_gemm.backends import B12x, CuteDsl
 from fp4tune.kernels.flashinfer_gemm.cutlass_tiles import ORDER
+from fp4tune.kernels.flashinfer_gemm.names import NEEDED, NEEDED_BY
 from fp4tune.kernels.flashinfer_gemm.stand_ins import stand_in
 from fp4tune.kernels.flashinfer_gemm.tactics import TILES, CuteDslCodec
 from fp4tune.kernels.problem import OutDtype, Problem
@@ -20,6 +24,8 @@ from .conftest import card
 
 PROBLEM = Problem(16, 6144, 4096)
 SM120, RTX_PRO_6000, RTX_5090 = (12, 0), 188, 170
+E2M1, BFLOAT16 = 17826818, 1052672
+"""How TensorRT-LLM's kernels number dtypes."""
 
 RUNNERS = {
     "b12x": "B12xFp4GemmRunner",
@@ -39,10 +45,89 @@ def tactics(flashinfer, backend, problem, sms=RTX_PRO_6000, capability=SM120):
         return flashinfer.tactics(arguments.stand_ins(problem, problem.m).call(flashinfer, backend))
 
 
-@pytest.mark.parametrize("module", seam_module.NEEDED)
+@pytest.mark.parametrize("module", NEEDED)
 def test_every_name_that_is_needed_is_there(flashinfer, module):
-    found = importlib.import_module(module)
-    assert [name for name in seam_module.NEEDED[module] if not hasattr(found, name)] == []
+    assert None not in flashinfer.need(module, *NEEDED[module])
+
+
+@pytest.mark.parametrize("what", NEEDED_BY)
+def test_every_name_that_one_backend_needs_is_there(flashinfer, what):
+    assert flashinfer.why_lacking(what) == ""
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "alone"),
+    [
+        ("flashinfer.b12x", "flashinfer.gemm.gemm_base:_B12X_MM_FP4_KERNEL_CACHE", True),
+        ("flashinfer.cute_dsl", "flashinfer.gemm.kernels.sm12x_cute.runner:_COMPILED", True),
+        ("flashinfer.cutlass", "flashinfer.jit.gemm:gen_gemm_sm120_module_cutlass_fp4", True),
+        ("flashinfer.trtllm", "flashinfer.artifacts:ArtifactPath.TRTLLM_GEN_GEMM", True),
+        ("flashinfer.group_gemm", "flashinfer.gemm.gemm_base:group_gemm_nvfp4_nt_groupwise", True),
+        ("flashinfer.cutlass_moe", "flashinfer.fused_moe.core:gen_cutlass_fused_moe_sm120_module", True),
+        (
+            "flashinfer.b12x_moe",
+            "flashinfer.fused_moe.cute_dsl.blackwell_sm12x.moe_dispatch:_STATIC_COMPACT_CUTOVER_PAIRS_CACHE",
+            True,
+        ),
+        ("export", "flashinfer.autotuner:AutoTuner.search_cache", True),
+        ("flashinfer.b12x", "flashinfer.jit.cute_dsl_core:JitSpecCuteDsl._load_from_disk", False),
+    ],
+)
+def test_a_name_that_one_backend_needs_leaves_out_that_backend(flashinfer, monkeypatch, what, name, alone):
+    module, name = name.split(":")
+    *path, last = name.split(".")
+    home = importlib.import_module(module)
+    for part in path:
+        home = getattr(home, part)
+    monkeypatch.delattr(home, last)
+    said = f"FlashInfer {flashinfer.version} lacks {name} in {module}, which fp4tune needs."
+    refused = {one: flashinfer.why_lacking(one) for one in NEEDED_BY if flashinfer.why_lacking(one)}
+    assert refused == dict.fromkeys([what] if alone else ["flashinfer.b12x", "flashinfer.cute_dsl"], said)
+
+
+def test_a_probe_says_which_name_a_backend_lacks(flashinfer, monkeypatch):
+    for backend in (B12x, CuteDsl):
+        monkeypatch.setattr(backend, "why_not_here", lambda self, device: "")
+    base = importlib.import_module("flashinfer.gemm.gemm_base")
+    monkeypatch.delattr(base, "_B12X_MM_FP4_KERNEL_CACHE")
+    assert B12x().probe(card()).reason == (
+        f"FlashInfer {flashinfer.version} lacks _B12X_MM_FP4_KERNEL_CACHE in flashinfer.gemm.gemm_base, which fp4tune "
+        "needs."
+    )
+    assert CuteDsl().probe(card()).available
+
+
+def test_a_name_that_no_table_lists_is_not_handed_out(flashinfer):
+    with pytest.raises(LookupError, match=r"_quantize of flashinfer must be listed in names\.py"):
+        flashinfer.need("flashinfer", "_quantize")
+
+
+def test_a_module_of_the_dsl_that_is_not_there_is_not_called_flashinfers(flashinfer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cutlass.cutlass_dsl", None)
+    assert flashinfer.why_lacking("flashinfer.b12x").startswith(
+        "The installed CUTLASS DSL cannot import cutlass.cutlass_dsl (ModuleNotFoundError:"
+    )
+    assert flashinfer.why_lacking("flashinfer.cutlass") == ""
+
+
+def test_the_page_names_what_is_private():
+    page = (Path(__file__).parents[3] / "docs/flashinfer.md").read_text()
+    listed = {name for names in (NEEDED, *NEEDED_BY.values()) for all_of in names.values() for name in all_of}
+    private = {part for name in listed for part in name.split(".") if part.startswith("_") and not part.endswith("__")}
+    assert len(private) > 10
+    assert [name for name in private if name not in page] == []
+
+
+def test_flashinfer_is_imported_in_the_seam_and_nowhere_else():
+    """By a statement, or by a name: beside the seam's nothing below it calls import_module."""
+    root = Path(__file__).parents[3]
+    found = set()
+    for file in (*root.glob("kernels/**/*.py"), *root.glob("api/**/*.py")):
+        text, name = file.read_text(), file.relative_to(root).as_posix()
+        by_name = "import_module(" in text and ("flashinfer" in name or 'import_module("flashinfer' in text)
+        if by_name or re.search(r"^\s*(import|from) flashinfer\b", text, re.MULTILINE):
+            found.add(name)
+    assert found == {"kernels/flashinfer_gemm/seam.py"}
 
 
 def test_a_release_without_a_name_is_refused_by_that_name(flashinfer, monkeypatch):
@@ -117,7 +202,7 @@ def test_cute_dsl_offers_kernels_by_shape(flashinfer, shape, kinds):
 
 
 def test_fields_of_a_raw_kernel_are_named_as_in_flashinfer(flashinfer):
-    (raw,) = flashinfer.need("flashinfer.gemm.kernels.sm12x_cute.policy", "RawConfig")
+    raw = importlib.import_module("flashinfer.gemm.kernels.sm12x_cute.policy").RawConfig
     assert ("kernel", *raw._fields) == CuteDslCodec.parameters
 
 
@@ -140,6 +225,16 @@ def test_a_key_has_four_parts(flashinfer, with_cudnn, backend, extras, alpha_sha
     assert key == (
         f"('fp4_gemm', '{RUNNERS[backend]}', ((16, 2048), (2048, 6144), (-1, 256), (256, 6144), {in_key}, (0,), "
         f"(-1, 6144), (0,), (0,), (-1,)), {extras})"
+    )
+
+
+@pytest.mark.parametrize(("alpha_shape", "in_key"), [((1,), "(1,)"), ((), "()")])
+def test_a_key_of_trtllm_has_four_parts(flashinfer, alpha_shape, in_key):
+    with flashinfer.on((10, 0), 148):
+        key = flashinfer.key(arguments.stand_ins(PROBLEM, 16, alpha_shape=alpha_shape).call(flashinfer, "trtllm"))
+    assert key == (
+        f"('fp4_gemm', 'TrtllmGemmRunner', ((16, 2048), (2048, 6144), (-1, 256), (256, 6144), {in_key}, (0,), "
+        f"(-1, 6144), (0,), (0,), (-1,)), (False, {E2M1}, {BFLOAT16}))"
     )
 
 
@@ -190,6 +285,29 @@ def test_flashinfer_itself_finds_an_entry_under_our_key(flashinfer, tmp_path, ba
     finally:
         tuner.clear_cache()
     assert (type(runner).__name__, tactic) == (call.runner_name, wanted)
+
+
+@pytest.mark.parametrize(
+    ("backend", "capability", "sms", "tactic"),
+    [("cudnn", SM120, RTX_PRO_6000, (3, ((2, 1),))), ("trtllm", (10, 0), 148, 5)],
+)
+def test_it_finds_an_entry_of_those_whose_tactics_only_the_card_lists(
+    flashinfer, with_cudnn, tmp_path, backend, capability, sms, tactic
+):
+    """With a tactic that is made up."""
+    call = captured(flashinfer, backend, capability=capability, sms=sms)
+    tuner = importlib.import_module("flashinfer.autotuner").AutoTuner.get()
+    file = tmp_path / "cache.json"
+    with flashinfer.on(capability, sms):
+        key = flashinfer.key(call)
+    file.write_text(json.dumps({key: [call.runner_name, tactic, flashinfer.policy(call)]}))
+    try:
+        assert tuner.load_configs(str(file))
+        with flashinfer.on(capability, sms):
+            runner, found = tuner.choose_one(call.op, list(call.runners), call.config, call.inputs)
+    finally:
+        tuner.clear_cache()
+    assert (type(runner).__name__, found) == (call.runner_name, tactic)
 
 
 def test_nothing_is_left_behind(flashinfer):

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 from faulty_backends import FaultyBackend, Unparametrised
-from fp4tune.kernels.backend import Availability, StaticFacts
+from fp4tune.kernels.backend import Availability, Parameter, Space, StaticFacts
 from fp4tune.kernels.cards import CARDS
 from fp4tune.kernels.cpu_dequant import CpuDequant
 from fp4tune.kernels.device import detect
 from fp4tune.kernels.errors import UnsupportedError
+from fp4tune.kernels.patience import OutOfTimeError, seconds_left
 from fp4tune.kernels.problem import Op, parse_shape
 from fp4tune.tuner.checkup import Check, Checkup
 from fp4tune.tuner.executor import LocalExecutor
@@ -54,6 +55,53 @@ class DoesNotCompile(OnCards):
 
     def compile(self, problem, device, config):
         raise RuntimeError("ptxas: error")
+
+
+class IsSlow(OnCards):
+    """Its compiler takes minutes, and `built` values of its only parameter are in its cache. The default is 0."""
+
+    name = "test.cached"
+    compile_s = 900.0
+    built = (1, 2)
+
+    def space(self, problem, device):
+        return Space((Parameter("tile", (0, 1, 2, 3)),))
+
+    def default(self, problem, device):
+        return {"tile": 0}
+
+    def is_compiled(self, problem, device, config):
+        return config["tile"] in self.built
+
+    def compile(self, problem, device, config):
+        assert config["tile"] in self.built, "it must not be begun"
+        return StaticFacts("sm_120a", 64, 0, 1024, {"OMMA": 8})
+
+
+class IsSlowOnCpu(IsSlow):
+    name = "test.cached_cpu"
+
+    def probe(self, device):
+        return Availability(True)
+
+
+class NothingBuilt(IsSlow):
+    name = "test.uncached"
+    built = ()
+
+    def probe(self, device):
+        return Availability(True)
+
+
+class OutOfTime(Unparametrised):
+    """As `flashinfer.cudnn`: a child process is asked, for as long as whoever asks can wait."""
+
+    name = "test.live"
+    given_s = ()
+
+    def space(self, problem, device):
+        type(self).given_s += (seconds_left(300.0),)
+        raise OutOfTimeError("test.live did not list its tactics.")
 
 
 class TakesMinutes(OnCards):
@@ -140,6 +188,61 @@ def test_a_compiler_that_takes_minutes_is_left_out_of_the_numerics(means):
     assert not any(one.backend == "test.minutes" for one in report.checked)
 
 
+def test_of_a_compiler_that_takes_minutes_what_is_compiled_already_runs(means):
+    report = run_selftest(means(IsSlowOnCpu(), NothingBuilt()))
+    assert report.ok
+    ran = [one for one in report.checked if one.backend == "test.cached_cpu" and one.problem.startswith("dense")]
+    assert sorted(one.config["tile"] for one in ran) == [1, 2]
+    assert not any(one.is_default for one in ran), "its default is not compiled"
+    left = [one for one in report.left_out if one.backend == "test.cached_cpu"]
+    assert [(one.n, one.why) for one in left] == [(2, "not compiled yet")] * len(SMALL)
+    numerics = by_subject(report, "numerics")
+    assert numerics["test.cached_cpu 4x32x64"].text.startswith("2 of 2 configs right")
+    nothing = numerics["test.uncached 4x32x64"]
+    assert nothing.outcome is Outcome.NOT_RUN
+    assert "None is compiled yet: `fp4tune compile --backend test.uncached --shape 4x32x64` does it." in nothing.text
+    assert not any(one.backend == "test.uncached" for one in report.checked)
+
+
+def test_a_default_that_is_compiled_already_is_the_default(monkeypatch):
+    monkeypatch.setattr(IsSlow, "built", (0, 3))
+    (planned,) = plan.plan({IsSlow.name: IsSlow()}, PROBLEM, CARD, seed=0, slow={IsSlow.name: "It is slow."})
+    assert [(candidate.config, first) for candidate, first in plan.in_order([planned])] == [
+        ({"tile": 0}, True), ({"tile": 3}, False),
+    ]  # fmt: skip
+
+
+def test_with_time_for_its_compiler_everything_is_planned_though_nothing_is_compiled(means):
+    report = run_selftest(replace(means(NothingBuilt()), budget_s=3600.0))
+    assert any(one.backend == "test.uncached" and one.is_default for one in report.checked)
+
+
+def test_who_is_asked_has_a_part_of_the_budget_and_is_no_failure_when_it_runs_out(means, monkeypatch):
+    monkeypatch.setattr(OutOfTime, "given_s", ())
+    report = run_selftest(means(OutOfTime(), Unparametrised()))
+    assert report.ok
+    finding = by_subject(report, "numerics")["test.live 4x32x64"]
+    assert finding.outcome is Outcome.NOT_RUN
+    assert finding.text == "test.live did not list its tactics. Give more time with --budget-s."
+    assert by_subject(report, "numerics")["test.fixed 4x32x64"].outcome is Outcome.OK
+    assert by_subject(report, "contract")["test.live 4x32x64"].outcome is Outcome.NOT_RUN
+    numerics_s = job.ASKING_PART * job.NUMERICS_PART["cpu"] * 60.0
+    assert OutOfTime.given_s, "it was asked"
+    assert all(0 < given_s <= numerics_s for given_s in OutOfTime.given_s[: len(SMALL)])
+    assert all(given_s < 60.0 for given_s in OutOfTime.given_s)
+    assert seconds_left(300.0) == 300.0, "afterwards nobody is in a hurry"
+
+
+def test_on_a_card_who_ran_out_of_time_is_not_waited_for_again(means, monkeypatch):
+    monkeypatch.setattr(OutOfTime, "given_s", ())
+    monkeypatch.setattr(job, "_executor", lambda means, ready: LocalExecutor(CPU, ready))
+    monkeypatch.setattr(job, "check_up", lambda *_, **__: Checkup(()))
+    report = run_selftest(replace(means(OutOfTime(), OnCards()), device=CARD))
+    assert report.ok
+    assert all(given_s > 0 for given_s in OutOfTime.given_s[: len(SMALL)])
+    assert OutOfTime.given_s[len(SMALL) :] == (0.0,) * len(SMALL)
+
+
 def test_the_card_itself_is_what_everything_is_about_if_it_has_fp4():
     assert job._has_fp4(CARD)
     assert job._has_fp4(CARDS["b200"])
@@ -191,12 +294,13 @@ def test_what_a_backend_offers_is_held_against_its_contract(backend, outcome, sa
 
 
 def test_one_kernel_of_each_compiler():
-    backends = {one.name: one for one in (OnCards(), CompilesOnCards(), DoesNotCompile(), TakesMinutes())}
+    ours = (OnCards(), CompilesOnCards(), DoesNotCompile(), TakesMinutes(), IsSlow())
+    backends = {one.name: one for one in ours}
     found = {
         one.subject.split()[0]: one
         for one in compile_one_each(backends, [PROBLEM], CARD, deadline=100.0, now=lambda: 0.0)
     }
-    assert set(found) == {"test.compiles", "test.broken", "test.slow"}, (
+    assert set(found) == {"test.compiles", "test.broken", "test.slow", "test.cached"}, (
         "of what does not compile there is nothing to say"
     )
     assert found["test.compiles"].outcome is Outcome.OK
@@ -204,7 +308,10 @@ def test_one_kernel_of_each_compiler():
     assert found["test.broken"].outcome is Outcome.WRONG
     assert found["test.broken"].text == "RuntimeError: ptxas: error"
     assert found["test.slow"].outcome is Outcome.NOT_RUN
-    assert "`fp4tune compile --backend test.slow` does it" in found["test.slow"].text
+    command = "fp4tune compile --backend test.slow --shape 4x32x64 --arch sm_120a"
+    assert f"`{command}` does it" in found["test.slow"].text
+    assert found["test.cached"].outcome is Outcome.OK
+    assert found["test.cached"].text.startswith("compiled before, found in ")
 
 
 def test_a_kernel_that_is_not_done_in_time_is_not_wrong():

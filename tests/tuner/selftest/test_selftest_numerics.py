@@ -9,15 +9,16 @@ import pytest
 import worker_faults
 from faulty_backends import FaultyBackend, Unparametrised
 from fp4tune.db.records import TrialStatus
-from fp4tune.kernels.backend import config_key
+from fp4tune.kernels.backend import Parameter, Space, config_key
 from fp4tune.kernels.cards import CARDS
 from fp4tune.kernels.device import Environment, detect
 from fp4tune.kernels.errors import BusyError, UnsupportedError
+from fp4tune.kernels.flashinfer_gemm.offers import ListedSpace
 from fp4tune.kernels.problem import parse_shape
 from fp4tune.tuner.executor import LocalExecutor
 from fp4tune.tuner.selftest import job
 from fp4tune.tuner.selftest.numerics import GRACE_S, check_numerics
-from fp4tune.tuner.selftest.plan import Planned, in_order, plan
+from fp4tune.tuner.selftest.plan import MAX_CONFIGS, Planned, in_order, plan
 from fp4tune.tuner.selftest.report import Outcome, Report
 from fp4tune.tuner.workers.executor import WorkerExecutor
 from fp4tune.tuner.workers.family import Deadlines
@@ -116,6 +117,64 @@ def test_defaults_run_first_and_what_time_leaves_out_is_listed():
     assert {config_key(config) for config in first.configs}.isdisjoint(ran)
     assert len(first.configs) == first.n
     assert all(f"; {n_configs - 1} left out" in one.text for one in found.findings)
+
+
+class Padding(Unparametrised):
+    """As `flashinfer.cutlass` at M = 4: so many tactics, each with five ways to pad M."""
+
+    name = "test.padding"
+
+    def __init__(self, n_tactics=33):
+        tactics = range(n_tactics)
+        self._listed = tuple({"tactic": t, "pad_m": pad_m} for pad_m in (0, 16, 32, 64, 128) for t in tactics)
+
+    def space(self, problem, device):
+        parameters = (
+            Parameter("tactic", tuple(range(len(self._listed) // 5))),
+            Parameter("pad_m", (0, 16, 32, 64, 128)),
+        )
+        return ListedSpace(parameters, listed=self._listed)
+
+    def default(self, problem, device):
+        return {"tactic": 21, "pad_m": 0}
+
+    def seeds(self, problem, device):
+        return [{"tactic": 7, "pad_m": 128}, {"tactic": 3, "pad_m": 0}]
+
+
+def test_every_tactic_is_planned_without_padding_before_any_with():
+    (planned,) = plan({Padding.name: Padding()}, PROBLEM, CPU, seed=0)
+    assert len(planned.configs) == MAX_CONFIGS
+    assert planned.more == 5 * 33 - MAX_CONFIGS
+    assert planned.configs[:2] == [{"tactic": 21, "pad_m": 0}, {"tactic": 3, "pad_m": 0}]
+    unpadded, rest = planned.configs[:33], planned.configs[33:]
+    assert sorted(config["tactic"] for config in unpadded) == list(range(33))
+    assert {config["pad_m"] for config in unpadded} == {0}
+    assert rest[0] == {"tactic": 7, "pad_m": 128}, "a seed comes first of its kind"
+    assert {config["pad_m"] for config in rest} == {16, 32, 64, 128}, "a sample of all paddings"
+    assert len({config_key(config) for config in planned.configs}) == MAX_CONFIGS
+
+
+def test_of_more_tactics_than_are_planned_it_is_a_sample_without_padding():
+    (planned,) = plan({Padding.name: Padding(200)}, PROBLEM, CPU, seed=0)
+    assert len(planned.configs) == MAX_CONFIGS
+    assert {config["pad_m"] for config in planned.configs} == {0}
+    tactics = [config["tactic"] for config in planned.configs]
+    assert max(tactics) > 2 * MAX_CONFIGS, "not the first of the list"
+    assert plan({Padding.name: Padding(200)}, PROBLEM, CPU, seed=0) == [planned]
+    assert plan({Padding.name: Padding(200)}, PROBLEM, CPU, seed=1) != [planned]
+
+
+def test_a_space_that_is_too_large_to_list_is_sampled_and_not_counted():
+    class Large(Unparametrised):
+        def space(self, problem, device):
+            return Space((Parameter("a", tuple(range(1000))), Parameter("b", tuple(range(1000)))))
+
+        def default(self, problem, device):
+            return {"a": 1, "b": 1}
+
+    (planned,) = plan({Large.name: Large()}, PROBLEM, CPU, seed=0)
+    assert (len(planned.configs), planned.more, planned.configs[0]) == (MAX_CONFIGS, None, {"a": 1, "b": 1})
 
 
 def test_nothing_at_all_is_begun_once_the_grace_is_over():
