@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import OtherKindError, UnsupportedError
-from ..operands import Quantized
-from ..problem import NVFP4_GROUP, Format, Op, OutDtype
+from ..operands import Quantized, torch_dtype
+from ..problem import NVFP4_GROUP, Format, Op
 from .stand_ins import stand_in
 
 if TYPE_CHECKING:
@@ -116,7 +116,6 @@ def _made(problem: Problem, rows: int, make: Any, alpha_shape: tuple[int, ...]) 
 
     if problem.op is not Op.DENSE or problem.format is not Format.NVFP4:
         raise OtherKindError(f"FlashInfer's mm_fp4 multiplies dense NVFP4, and {problem.key} is not that.")
-    out_dtype = {OutDtype.BF16: torch.bfloat16, OutDtype.FP16: torch.float16, OutDtype.FP32: torch.float32}
     n, k = problem.n, problem.k
     return Arguments(
         make((rows, k // 2), None),
@@ -124,5 +123,5 @@ def _made(problem: Problem, rows: int, make: Any, alpha_shape: tuple[int, ...]) 
         make(scale_shape(rows, k), None),
         make(scale_shape(n, k), None),
         make(alpha_shape, torch.float32),
-        make((rows, n), out_dtype[problem.out_dtype]),
+        make((rows, n), torch_dtype(problem.out_dtype)),
     )

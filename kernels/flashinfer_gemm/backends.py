@@ -162,7 +162,10 @@ class Cudnn(Dense):
     def versions(self, device: Device) -> dict[str, str]:
         """FlashInfer's, cuDNN's and its frontend's: either may renumber the engines."""
         found = {"cudnn": cuda_stack.cudnn_version(), "cudnn_frontend": cuda_stack.cudnn_frontend_version()}
-        return {**super().versions(device), **{name: _dotted(version) for name, version in found.items() if version}}
+        return {
+            **super().versions(device),
+            **{name: cuda_stack.dotted(version) for name, version in found.items() if version},
+        }
 
 
 class Trtllm(Dense):
@@ -211,9 +214,5 @@ def built_by() -> dict[str, str]:
     if cached:
         found["flashinfer_jit_cache"] = cached
     elif nvcc:
-        found["nvcc"] = _dotted(nvcc.version)
+        found["nvcc"] = cuda_stack.dotted(nvcc.version)
     return found
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(str(part) for part in version)
