@@ -19,3 +19,24 @@ def for_ever(flag, out):
     while tl.load(flag, volatile=True) == 0:
         spins += 1
     tl.store(out, spins.to(tl.float32))
+
+
+@triton.jit
+def misaligned(out):
+    """Stores four bytes where only one may begin."""
+    tl.inline_asm_elementwise(
+        "{ .reg .u64 odd; add.u64 odd, $1, 1; st.global.u32 [odd], 0; mov.u32 $0, 0; }",
+        "=r,l",
+        [out.to(tl.uint64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def trap(out):
+    """Gives up in the middle."""
+    tl.inline_asm_elementwise(
+        "{ trap; mov.u32 $0, 0; }", "=r,l", [out.to(tl.uint64)], dtype=tl.int32, is_pure=False, pack=1
+    )

@@ -326,6 +326,8 @@ class GpuFaulty(Faulty):
             right()
             if config["fault"] == "out_of_bounds":
                 triton_faults.out_of_bounds[(1,)](scratch, 1 << 44)
+            if config["fault"] in ("misaligned", "trap"):
+                getattr(triton_faults, str(config["fault"]))[(1,)](scratch)
             if config["fault"] == "for_ever":
                 triton_faults.for_ever[(1,)](flag, scratch)
 

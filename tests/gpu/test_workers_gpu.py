@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -52,12 +53,20 @@ def run(executor: WorkerExecutor, candidate: Candidate):
     return evaluation
 
 
-def test_a_kernel_that_writes_out_of_bounds_costs_its_config_alone(executor: WorkerExecutor):
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("out_of_bounds", "llegal memory access"),
+        ("misaligned", "misaligned address"),
+        ("trap", "unspecified launch failure|llegal instruction"),
+    ],
+)
+def test_a_kernel_that_does_harm_costs_its_config_alone(executor: WorkerExecutor, fault: str, said: str):
     executor.open(PROBLEM, 0)
     assert run(executor, faulty("none")).status is TrialStatus.OK
-    crashed = run(executor, faulty("out_of_bounds"))
+    crashed = run(executor, faulty(fault))
     assert crashed.status is TrialStatus.CRASHED
-    assert "llegal memory access" in crashed.error
+    assert re.search(said, crashed.error), crashed.error
     assert "ended its worker 2 times" in crashed.error
     assert run(executor, faulty("none")).status is TrialStatus.OK
 
