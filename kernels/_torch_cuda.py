@@ -26,7 +26,7 @@ def probe(device: Device) -> Availability:
         if not torch.cuda.is_available() or device.index >= torch.cuda.device_count():
             return Availability(False, f"PyTorch {torch.__version__} does not see CUDA device {device.index}.")
         built_for = torch.cuda.get_arch_list()
-        if not can_run(capability(device), built_for):
+        if not can_run(device.capability, built_for):
             return Availability(
                 False, f"PyTorch {torch.__version__} was built for {', '.join(built_for)}, and {device.name} "
                 f"has compute capability {device.compute_capability}.",
@@ -55,17 +55,11 @@ def why_unfit(device: Device) -> str:
     """Why this kind of device can never be used, or nothing."""
     if device.kind != "cuda":
         return f"It needs a CUDA device, and {device.name} is a {device.kind} device."
-    if capability(device) < _MIN_CAPABILITY:
+    if device.capability < _MIN_CAPABILITY:
         return (
             f"It needs compute capability 8.0 (BF16 tensor cores), and {device.name} has {device.compute_capability}."
         )
     return ""
-
-
-def capability(device: Device) -> tuple[int, int]:
-    """`9.0` as (9, 0)."""
-    major, minor = device.compute_capability.split(".")
-    return int(major), int(minor)
 
 
 def can_run(capability_: tuple[int, int], built_for: Sequence[str]) -> bool:

@@ -219,6 +219,10 @@ def can_serve(backend: Backend, problem: Problem) -> bool:
     return backend.serves(problem) if isinstance(backend, Baseline) else True
 
 
+def nothing_to_run() -> None:
+    """What a backend prepares for a rank that no token was routed to."""
+
+
 def family(name: str) -> str:
     """The family of a backend, which shares a worker process: `triton` of `triton.dequant`."""
     return name.split(".", 1)[0]

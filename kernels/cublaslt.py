@@ -149,7 +149,7 @@ def _why_no_fp4(device: Device) -> str:
     """Why cuBLASLt has no FP4 product for a device, or nothing."""
     if device.kind != "cuda":
         return f"It needs a CUDA device, and {device.name} is a {device.kind} device."
-    if _torch_cuda.capability(device)[0] < 10:
+    if device.capability[0] < 10:
         return (
             f"{device.name} (compute capability {device.compute_capability}) has no FP4 matrix units: those came with "
             "10.0 and 12.0."
@@ -159,7 +159,7 @@ def _why_no_fp4(device: Device) -> str:
 
 def _why_no_torch(device: Device) -> str:
     """Why the installed PyTorch cannot multiply NVFP4 on a device, or nothing; read without importing it."""
-    minimum = MIN_CUDA.get(_torch_cuda.capability(device), max(MIN_CUDA.values()))
+    minimum = MIN_CUDA.get(device.capability, max(MIN_CUDA.values()))
     reason = cuda_stack.why_torch_too_old(minimum, "It")
     here = cuda_stack.here().torch
     if not reason and here and cuda_stack.numbers(here[0]) < MIN_TORCH:

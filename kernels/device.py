@@ -68,6 +68,12 @@ class Device:
         return self.kind == "cuda" and is_slice(self.name)
 
     @property
+    def capability(self) -> tuple[int, int]:
+        """The compute capability in two numbers, `12.0` as (12, 0); (0, 0) for a device without one."""
+        major, _, minor = self.compute_capability.partition(".")
+        return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
+
+    @property
     def torch_device(self) -> str:
         """What torch calls it: `cpu`, `cuda:0`."""
         return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from . import _torch_cuda
-from .backend import Availability, Config, ConfigValue, Constraint, Parameter, Space
+from .backend import Availability, Config, ConfigValue, Constraint, Parameter, Space, nothing_to_run
 from .dequant_space import check_config, check_gemm
 from .errors import OutOfMemoryError, UnsupportedError
 from .operands import Quantized, required_bytes
@@ -81,7 +81,7 @@ class TorchBf16:
                 f"{self.name} needs PyTorch 2.8 or newer, with CUDA, for a product of BF16 in "
                 f"{problem.out_dtype.value.upper()}."
             )
-        return _space(problem, _torch_cuda.capability(device))
+        return _space(problem, device.capability)
 
     def default(self, problem: Problem, device: Device) -> dict[str, ConfigValue]:
         """One grouped product where there is one; cuBLAS, sums in float32, not swapped."""
@@ -218,7 +218,7 @@ def _by_grouped_product(
     if offsets is None:
         raise UnsupportedError("A dense problem has no experts to group.")
     if not out.numel():
-        return _nothing
+        return nothing_to_run
     grouped: Any = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm  # noqa: SLF001 - its name in 2.8
     ends = offsets[1:].to(device=out.device, dtype=torch.int32)
     alpha = operands.alpha.repeat_interleave(offsets.diff().to(out.device)).unsqueeze(1)
@@ -288,7 +288,3 @@ def _float32() -> torch.dtype:
     import torch
 
     return torch.float32
-
-
-def _nothing() -> None:
-    """For an expert-parallel rank that no token was sent to."""

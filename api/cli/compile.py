@@ -55,7 +55,7 @@ def compile_(
     from ...db.store import Store
     from ...kernels.backend import get_backend
     from ...kernels.cards import card_for
-    from ...kernels.triton_gemm.compiler import parse_capability, target_name
+    from ...kernels.triton_gemm.compiler import target_name
     from ...tuner.static_compile import compile_without_device, configs_to_compile
 
     if not shape:
@@ -70,7 +70,7 @@ def compile_(
         for problem in problems
         for config in configs_to_compile(chosen, problem, card, n=configs, seed=seed)
     ]
-    target = target_name(parse_capability(card.compute_capability))
+    target = target_name(card.capability)
     with Store.open(database) as store:
         say(f"compiling {len(work)} configs of {backend} for {card.name}, which need not be here")
         found = list(compile_without_device(chosen, card, work, target=target, workers=compile_workers))

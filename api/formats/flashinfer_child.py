@@ -217,9 +217,7 @@ class Child:
 
     def _on_card(self) -> AbstractContextManager[None]:
         """Within it FlashInfer takes stand-ins for tensors on the card."""
-        from ...kernels.triton_gemm.compiler import parse_capability
-
-        return self._seam.on(parse_capability(self._device.compute_capability), self._device.sms)
+        return self._seam.on(self._device.capability, self._device.sms)
 
     @contextlib.contextmanager
     def _answering(self, metadata: Mapping[str, str] | None) -> Iterator[None]:

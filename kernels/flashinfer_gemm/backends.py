@@ -11,7 +11,6 @@ from ..backend import Config, ConfigValue, StaticFacts
 from ..dequant_space import check_config
 from ..errors import UnsupportedError
 from ..problem import OutDtype
-from ..triton_gemm.compiler import parse_capability
 from .dense import Dense, offers
 from .native_build import why_not_built
 from .offers import PAD_M
@@ -125,7 +124,7 @@ class Cutlass(Dense):
 
     def why_not_here(self, device: Device) -> str:
         """CUDA 12.8 for 12.0 and 12.9 for 12.1 (compilation_context.py), and nvcc unless the kernels are installed."""
-        minimum = (12, 9) if parse_capability(device.compute_capability) == (12, 1) else (12, 8)
+        minimum = (12, 9) if device.capability == (12, 1) else (12, 8)
         return cuda_stack.why_cuda_too_old(minimum, self.name)
 
     def why_not_ready(self, flashinfer: Seam) -> str:

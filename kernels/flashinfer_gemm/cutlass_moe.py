@@ -159,11 +159,9 @@ def captured(flashinfer: Seam, problem: Problem, device: Device, *, fused: bool)
     Raises:
         UnsupportedError: FlashInfer asks otherwise than it did.
     """
-    from ..triton_gemm.compiler import parse_capability
-
     tactics = tactics_of_sources(package_of(flashinfer), flashinfer.version)
     with (
-        flashinfer.on(parse_capability(device.compute_capability), device.sms),
+        flashinfer.on(device.capability, device.sms),
         _without_module(flashinfer, tactics),
         flashinfer.intercept(stop_after=2) as calls,
     ):

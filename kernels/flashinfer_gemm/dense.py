@@ -11,7 +11,6 @@ from ..dequant_space import check_config
 from ..errors import UnsupportedError
 from ..padding import pad_values, padded
 from ..problem import Op
-from ..triton_gemm.compiler import parse_capability
 from .arguments import Arguments, of_operands, stand_ins
 from .offers import Offers, split, whole_problem
 from .on_cards import OnCards
@@ -105,7 +104,7 @@ class Dense(OnCards):
             found = live_tactics(self.name, problem, device, tuple(rows.values()))
             return {pad_m: found[m] for pad_m, m in rows.items()}
         flashinfer = seam()
-        with flashinfer.on(parse_capability(device.compute_capability), device.sms):
+        with flashinfer.on(device.capability, device.sms):
             return {
                 pad_m: flashinfer.tactics(stand_ins(problem, m).call(flashinfer, self.backend))
                 for pad_m, m in rows.items()

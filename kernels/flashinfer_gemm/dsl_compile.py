@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..backend import Config, StaticFacts
 from ..errors import UnsupportedError
 from ..humming_gemm.cubin import resources
-from ..triton_gemm.compiler import parse_capability, target_name
+from ..triton_gemm.compiler import target_name
 from . import arguments
 from .offers import split, whole_problem
 from .seam import Call, Seam, seam
@@ -57,7 +57,7 @@ def compile_config(backend: Dense, problem: Problem, device: Device, config: Con
         UnsupportedError: what came out must not be run.
     """
     flashinfer = seam()
-    capability = parse_capability(device.compute_capability)
+    capability = device.capability
     pad_m, tactic = split(backend.codec(flashinfer), config)
     with _for_target(flashinfer, target_name(capability)), flashinfer.on(capability, device.sms):
         given = arguments.stand_ins(problem, whole_problem(problem, pad_m))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..backend import Config, ConfigValue, Parameter, Space
+from ..backend import Config, ConfigValue, Parameter, Space, nothing_to_run
 from ..dequant_space import check_config
 from ..errors import UnsupportedError
 from ..operands import Quantized
@@ -76,7 +76,7 @@ class GroupGemm(Sm12x):
         self.check_on_card(operands)
         check_config(self.name, config, self.space_of(problem))
         if not operands.out.numel():
-            return _nothing
+            return nothing_to_run
         call = call_of(seam(), laid_out(operands), operands, config)
         self.first_call(operands, config, call)
         return call
@@ -167,7 +167,3 @@ def call_of(flashinfer: Seam, laid: Laid, operands: Operands, config: Config) ->
             torch.index_select(wide, 0, rows, out=operands.out)
 
     return call
-
-
-def _nothing() -> None:
-    """For a rank that no token goes to."""

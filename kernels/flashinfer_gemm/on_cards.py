@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 from ..backend import Availability
 from ..errors import OtherKindError, UnsupportedError
 from ..problem import Format, OutDtype
-from ..triton_gemm.compiler import parse_capability
 from .seam import Seam, seam, why_not
 from .versions import unfit_version
 
@@ -48,7 +47,7 @@ class OnCards:
         """Why the card cannot run it, or nothing."""
         if device.kind != "cuda":
             return "It needs a CUDA device."
-        if parse_capability(device.compute_capability) in self.capabilities:
+        if device.capability in self.capabilities:
             return ""
         known = " and ".join(f"{major}.{minor}" for major, minor in self.capabilities)
         return f"It is for compute capability {known}, and {device.name} has {device.compute_capability}."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import pad
 
-from ..backend import Config
+from ..backend import Config, nothing_to_run
 from ..nvfp4 import decode
 from ..operands import Quantized
 from ..problem import NVFP4_GROUP
@@ -43,7 +43,7 @@ def prepare_launch(
     """
     rows, n = operands.out.shape
     if not rows:
-        return _nothing
+        return nothing_to_run
     with humming.seen_as(device), torch.inference_mode():
         weights = _weights(humming, plan, operands)
         kernel = humming.prepare_kernel(plan, gemm_type_of(config), tuning, device)
@@ -68,10 +68,6 @@ def prepare_launch(
                 operands.out.copy_(out[:, :n])
 
     return run
-
-
-def _nothing() -> None:
-    """No expert of this rank got a row."""
 
 
 def _weights(humming: Library, plan: Plan, operands: Operands) -> dict[str, torch.Tensor]:

@@ -134,8 +134,8 @@ def unfit_device(device: Device) -> str:
 
 def capability(device: Device) -> int:
     """`9.0` as 90."""
-    major, minor = device.compute_capability.split(".")
-    return 10 * int(major) + int(minor)
+    major, minor = device.capability
+    return 10 * major + minor
 
 
 def target(sm: int) -> str:

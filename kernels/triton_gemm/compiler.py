@@ -71,12 +71,6 @@ def why_no_triton() -> str:
     return ""
 
 
-def parse_capability(compute_capability: str) -> tuple[int, int]:
-    """`12.0` as (12, 0); (0, 0) for a device without one."""
-    major, _, minor = compute_capability.partition(".")
-    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
-
-
 def target_name(capability: tuple[int, int]) -> str:
     """What ptxas calls the target: `sm_80`, `sm_90a`, `sm_120a`; from 9.0 on Triton asks for the `a` features."""
     major, minor = capability

@@ -11,11 +11,11 @@ import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..backend import Availability, config_key
+from ..backend import Availability, config_key, nothing_to_run
 from ..dequant_space import check_config, check_gemm
 from ..errors import UnsupportedError
 from ..problem import Format, Op, OutDtype
-from .compiler import bind, compile_kernel, parse_capability, triton_versions, why_no_triton
+from .compiler import bind, compile_kernel, triton_versions, why_no_triton
 from .dequant_plan import check_problem, default_of, plan_of, row_tiles, seeds_of, space_of
 from .pruning import SMALL_STACK_BYTES
 
@@ -54,17 +54,17 @@ class TritonDequant:
     def space(self, problem: Problem, device: Device) -> Space:
         """The search space of the kernel that is the problem's. Raises UnsupportedError."""
         self._check(problem, device)
-        return space_of(problem, parse_capability(device.compute_capability))
+        return space_of(problem, device.capability)
 
     def default(self, problem: Problem, device: Device) -> dict[str, ConfigValue]:
         """A rule of thumb: enough warps to keep memory busy. Raises UnsupportedError."""
         self._check(problem, device)
-        return default_of(problem, parse_capability(device.compute_capability), device.sms)
+        return default_of(problem, device.capability, device.sms)
 
     def seeds(self, problem: Problem, device: Device) -> Sequence[Config]:
         """Configs that were among the best on an H200. Raises UnsupportedError."""
         self._check(problem, device)
-        return seeds_of(problem, parse_capability(device.compute_capability), device.sms)
+        return seeds_of(problem, device.capability, device.sms)
 
     def compile(self, problem: Problem, device: Device, config: Config) -> StaticFacts:
         """Compile a config into Triton's cache, without a GPU.
@@ -76,7 +76,7 @@ class TritonDequant:
         from .facts import refuse_unfit, static_facts
 
         check_config(self.name, config, self.space(problem, device))
-        kernel = _compiled(problem, parse_capability(device.compute_capability), plan_of(config))
+        kernel = _compiled(problem, device.capability, plan_of(config))
         facts = static_facts(kernel)
         refuse_unfit(kernel, facts, max_stack_bytes=SMALL_STACK_BYTES)
         return facts
@@ -100,7 +100,7 @@ class TritonDequant:
         check_config(self.name, config, space_of(problem, capability))
         rows = operands.out.shape[0]
         if not rows:
-            return _nothing
+            return nothing_to_run
         plan = plan_of(config)
         with torch.cuda.device(device):
             kernel = _loaded(problem, capability, config_key(config), torch.cuda.current_device())
@@ -119,15 +119,11 @@ def _unfit(device: Device) -> str:
     """Why this kind of device can never be used, or nothing."""
     if device.kind != "cuda":
         return f"It needs a CUDA device, and {device.name} is a {device.kind} device."
-    if parse_capability(device.compute_capability) < _MIN_CAPABILITY:
+    if device.capability < _MIN_CAPABILITY:
         return (
             f"It needs compute capability 8.0 (BF16 matrix units), and {device.name} has {device.compute_capability}."
         )
     return ""
-
-
-def _nothing() -> None:
-    """For a rank that no token was routed to."""
 
 
 @lru_cache(maxsize=16)

@@ -12,10 +12,10 @@ import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..backend import Availability, StaticFacts, config_key
+from ..backend import Availability, StaticFacts, config_key, nothing_to_run
 from ..dequant_space import check_config, check_gemm
 from ..errors import UnsupportedError
-from .compiler import bind, compile_kernel, parse_capability, triton_version, triton_versions, why_no_triton
+from .compiler import bind, compile_kernel, triton_version, triton_versions, why_no_triton
 from .facts import native_ptx, refuse_unfit, static_facts
 from .native_plan import NativeConfig, build_of, call_of
 from .native_space import native_default, native_seeds, native_space
@@ -46,7 +46,7 @@ class TritonNative:
         """Whether the card has FP4 matrix units and Triton is there. Makes no CUDA context."""
         if device.kind != "cuda":
             return Availability(False, "It needs a CUDA device.")
-        major, minor = parse_capability(device.compute_capability)
+        major, minor = device.capability
         if major not in FP4_GENERATIONS:
             return Availability(
                 False,
@@ -90,7 +90,7 @@ class TritonNative:
                 cache cannot be used.
         """
         check_config(self.name, config, self.space(problem, device))
-        capability = parse_capability(device.compute_capability)
+        capability = device.capability
         kernel = _compile(problem, config, capability)
         facts = static_facts(kernel)
         refuse_unfit(kernel, facts, max_stack_bytes=SMALL_STACK_BYTES, ptx_words=native_ptx(capability))
@@ -106,9 +106,9 @@ class TritonNative:
         check_config(self.name, config, self.space(problem, device))
         call = call_of(operands, NativeConfig.of(config), sms=device.sms)
         if call is None:
-            return _nothing
+            return nothing_to_run
         with torch.cuda.device(operands.out.device):
-            capability = parse_capability(device.compute_capability)
+            capability = device.capability
             kernel = _loaded(problem, capability, config_key(config), torch.cuda.current_device())
             return bind(kernel, call.grid, list(call.arguments.values()))
 
@@ -140,7 +140,3 @@ def _compile(problem: Problem, config: Config, capability: tuple[int, int]) -> A
         num_warps=typed.num_warps,
         num_stages=typed.num_stages,
     )
-
-
-def _nothing() -> None:
-    """For a rank that no token was routed to."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ..backend import Config, ConfigValue, Constraint, Parameter, Space, config_key
 from ..errors import UnsupportedError
 from ..problem import Format, Op, Routing
-from .compiler import parse_capability
 from .native_plan import SCHEDULES
 from .pruning import native_spills, nvfp4_tile_bytes, pipeline_bytes, shared_limit_bytes
 
@@ -38,7 +37,7 @@ def native_space(problem: Problem, device: Device) -> Space:
         )
     if problem.k > MAX_K:
         raise UnsupportedError(f"triton.native takes K up to {MAX_K}, and K is {problem.k}.")
-    capability = parse_capability(device.compute_capability)
+    capability = device.capability
     tensor_memory = capability[0] == 10
     tallest = max(16, 2 * _next_power_of_2(likely_rows(problem)))
     widest = max(32, 2 * _next_power_of_2(problem.n))
@@ -145,7 +144,7 @@ def _guess(problem: Problem, device: Device, *, block_n: int) -> dict[str, Confi
     """A config around a width."""
     space = native_space(problem, device)
     values = {p.name: p.values for p in space.parameters}
-    tensor_memory = parse_capability(device.compute_capability)[0] == 10
+    tensor_memory = device.capability[0] == 10
     rows = likely_rows(problem)
     few = rows <= 32
     block_m = min(max(16, _next_power_of_2(rows)), 128)
@@ -164,7 +163,7 @@ def _guess(problem: Problem, device: Device, *, block_n: int) -> dict[str, Confi
         "schedule": "data_parallel",
         "parts": 1,
     }
-    while shared_bytes(config) > shared_limit_bytes(parse_capability(device.compute_capability)):
+    while shared_bytes(config) > shared_limit_bytes(device.capability):
         config["num_stages"] = int(config["num_stages"]) - 1
     steps = -(-problem.k // int(config["block_k"]))
     for parts in values["parts"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import fake_driver
 import pytest
@@ -423,3 +424,8 @@ def test_a_driver_that_keeps_more_memory_for_itself_makes_no_other_device():
 
     assert replace(H200, memory_bytes=H200.memory_bytes - (64 << 20)).fingerprint == H200.fingerprint
     assert replace(H200, memory_bytes=H200.memory_bytes // 2).fingerprint != H200.fingerprint
+
+
+@pytest.mark.parametrize(("text", "pair"), [("12.0", (12, 0)), ("8.9", (8, 9)), ("", (0, 0)), ("x.y", (0, 0))])
+def test_compute_capabilities_are_read(text, pair):
+    assert replace(H200, compute_capability=text).capability == pair

@@ -152,7 +152,7 @@ def run_selftest(means: Means, *, now: Callable[[], float] = time.monotonic) -> 
 
 def _has_fp4(device: Device) -> bool:
     """Whether it has FP4 tensor cores, which the kernels of this project exist for: compute capability 10.0 and up."""
-    return device.kind == "cuda" and int(device.compute_capability.split(".", 1)[0] or 0) >= 10
+    return device.kind == "cuda" and device.capability[0] >= 10
 
 
 def _environment(device: Device, backends: Mapping[str, Backend]) -> tuple[Environment, list[Finding]]:

@@ -12,7 +12,7 @@ from ...kernels.backend import Config, config_key
 from ...kernels.errors import UnsupportedError
 from ...kernels.patience import OutOfTimeError
 from ...kernels.problem import Problem, parse_shape
-from ...kernels.triton_gemm.compiler import parse_capability, target_name
+from ...kernels.triton_gemm.compiler import target_name
 from ..executor import Candidate
 from ..static_compile import configs_to_compile
 from ..workers.spec import is_compiled, spec_of
@@ -136,7 +136,7 @@ def _candidates(backend: Backend, problem: Problem, device: Device, seed: int) -
 
 def compile_command(backend: Backend, problem: Problem, device: Device) -> str:
     """The command that compiles a backend's default and some other configs for a problem on a device."""
-    arch = f" --arch {target_name(parse_capability(device.compute_capability))}" if device.kind == "cuda" else ""
+    arch = f" --arch {target_name(device.capability)}" if device.kind == "cuda" else ""
     return f"fp4tune compile --backend {backend.name} --shape {problem.shape}{arch}"
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from fp4tune.kernels.cards import card_for
 from fp4tune.kernels.problem import parse_shape
 from fp4tune.kernels.triton_gemm import native
-from fp4tune.kernels.triton_gemm.compiler import parse_capability, triton_version
+from fp4tune.kernels.triton_gemm.compiler import triton_version
 
 
 def run(job: dict) -> dict:
@@ -20,7 +20,7 @@ def run(job: dict) -> dict:
         facts = native.TritonNative().compile(problem, card, job["config"])
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[-2000:], "triton": triton_version()}
-    kernel = native._compile(problem, job["config"], parse_capability(card.compute_capability))  # out of the cache
+    kernel = native._compile(problem, job["config"], card.capability)  # out of the cache
     ptx = kernel.asm["ptx"]
     return {
         "error": "",

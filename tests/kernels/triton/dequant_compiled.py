@@ -9,7 +9,7 @@ from dataclasses import asdict
 from fp4tune.kernels.cards import card_for
 from fp4tune.kernels.problem import parse_key
 from fp4tune.kernels.triton_gemm import dequant
-from fp4tune.kernels.triton_gemm.compiler import parse_capability, triton_version
+from fp4tune.kernels.triton_gemm.compiler import triton_version
 from fp4tune.kernels.triton_gemm.dequant_plan import plan_of
 
 
@@ -21,7 +21,7 @@ def run(job: dict) -> dict:
         facts = dequant.TritonDequant().compile(problem, card, job["config"])
     except Exception as error:
         return {**found, "error": f"{type(error).__name__}: {error}"[-2000:]}
-    capability = parse_capability(card.compute_capability)
+    capability = card.capability
     kernel = dequant._compiled(problem, capability, plan_of(job["config"]))  # out of the cache
     return {**found, "facts": asdict(facts), "ptx": kernel.asm["ptx"]}
 

@@ -171,8 +171,3 @@ def test_why_triton_cannot_be_used(monkeypatch):
     monkeypatch.setattr(compiler, "_version_text", lambda: "")
     assert "not installed" in compiler.why_no_triton()
     assert compiler.triton_versions() == {}
-
-
-@pytest.mark.parametrize(("text", "pair"), [("12.0", (12, 0)), ("8.9", (8, 9)), ("", (0, 0))])
-def test_compute_capabilities_are_read(text, pair):
-    assert compiler.parse_capability(text) == pair

@@ -21,7 +21,6 @@ from fp4tune.kernels.operands import make_operands
 from fp4tune.kernels.problem import Format, Op, OutDtype, Problem, Routing, parse_shape
 from fp4tune.kernels.routing import max_rows
 from fp4tune.kernels.triton_gemm import dequant, dequant_plan
-from fp4tune.kernels.triton_gemm.compiler import parse_capability
 from fp4tune.kernels.triton_gemm.dequant import TritonDequant
 from fp4tune.kernels.triton_gemm.dequant_plan import plan_of, row_tiles, uses_fragments
 from fp4tune.kernels.triton_gemm.pruning import shared_limit_bytes
@@ -242,7 +241,7 @@ def test_a_tile_that_the_shared_memory_of_a_card_cannot_hold_is_left_out():
     problem = parse_shape("256x4096x4096")
     most = {}
     for name in ("h200", "rtx-pro-6000"):
-        limit = shared_limit_bytes(parse_capability(CARDS[name].compute_capability))
+        limit = shared_limit_bytes(CARDS[name].capability)
         sizes = [
             (c["block_m"] + c["block_n"]) * c["block_k"] * 2 + (c["num_stages"] - 1)
             * (c["block_m"] + c["block_n"]) * c["block_k"] * 9 // 16

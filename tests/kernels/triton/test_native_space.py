@@ -13,7 +13,6 @@ from fp4tune.kernels.cards import CARDS, card_for
 from fp4tune.kernels.errors import UnsupportedError
 from fp4tune.kernels.problem import Format, parse_shape
 from fp4tune.kernels.triton_gemm import native
-from fp4tune.kernels.triton_gemm.compiler import parse_capability
 from fp4tune.kernels.triton_gemm.native import TritonNative
 from fp4tune.kernels.triton_gemm.native_space import MAX_SPLIT_WAVES, shared_bytes
 from fp4tune.kernels.triton_gemm.pruning import native_spills, shared_limit_bytes
@@ -57,7 +56,7 @@ def test_a_fair_part_of_what_a_sampler_draws_is_legal(card, shape):
 def test_nothing_in_the_space_is_bound_to_fail(shape):
     for card in FP4_CARDS:
         device = CARDS[card]
-        capability = parse_capability(device.compute_capability)
+        capability = device.capability
         for config in draw(shape, card, 500):
             assert shared_bytes(config) <= shared_limit_bytes(capability)
             left = config["block_n"] if config["swap_ab"] else config["block_m"]
