@@ -33,7 +33,7 @@ NEW_CUTLASS := flashinfer-python==0.7.4
 OLD_CUTLASS := nvidia-cutlass==4.2.0.0
 
 .PHONY: setup demo test test-served-fastapi test-humming-versions test-flashinfer test-old-triton test-cutlass test-reference \
-	test-network test-slow test-gpu lint format types check clean
+	test-network test-slow test-gpu browser-setup test-browser bench-dashboard screenshots deploy-setup test-images lint format types check clean
 
 setup: $(VENV)/.ready
 
@@ -141,6 +141,48 @@ test-cutlass: .make/cutlass/new/.ready .make/cutlass/old/.ready
 test-reference: .make/reference/.ready
 	FP4TUNE_TEST_REFERENCE=$(lastword $(subst ==, ,$(REFERENCE))) $(BIN)/python -m pytest --slow \
 		tests/tuner/test_reference_import_real.py $(PYTEST_ARGS)
+
+# Debian's Chromium, which the tests of the dashboard drive; nothing is fetched from anywhere but the system's packages.
+browser-setup:
+	@if command -v chromium >/dev/null; then chromium --version; \
+		elif [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; \
+		else echo "Chromium is not installed: sudo apt-get install chromium"; exit 1; fi
+
+# They are part of make test, too, where they are skipped without a browser; here that is a failure.
+test-browser: setup
+	FP4TUNE_TEST_BROWSER=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/browser $(PYTEST_ARGS)
+
+bench-dashboard: setup
+	$(BIN)/python benchmarks/dashboard_http.py
+
+screenshots: setup
+	$(BIN)/python tools/make_screenshots.py
+
+# What the tests of docker/ need of Debian's packages: docker-compose and systemd read their files, podman builds and runs the
+# images (by runc, because crun refuses machines that have cgroups of both versions), mmdebstrap makes their stand-in base.
+DEPLOY_PACKAGES := docker-compose systemd podman buildah runc uidmap netavark aardvark-dns iptables catatonit mmdebstrap
+
+deploy-setup:
+	@missing=$$(for name in $(DEPLOY_PACKAGES); do \
+			dpkg-query -W -f '$${Status}' $$name 2>/dev/null | grep -q 'ok installed' || echo $$name; done); \
+		if [ -z "$$missing" ]; then echo "all there: $(DEPLOY_PACKAGES)"; \
+		elif [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; \
+		else echo "Not installed:" $$missing; exit 1; fi
+
+# Stands for base images that no registry is there to give: the same release of Debian, with its Python.
+.make/deploy/base.tar:
+	@mkdir -p $(@D)
+	mmdebstrap --quiet --variant=apt --aptopt='APT::Install-Recommends "false"' --dpkgopt='path-exclude=/usr/share/doc/*' \
+		--dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+		--include=python3,python3-pip,ca-certificates --format=tar bookworm $@.new
+	@mv $@.new $@
+
+# Builds both images and runs them as compose does; as root, with 3 GB of /tmp. What they are built on is a stand-in. A machine
+# that lets nobody make containers or file systems in it (many containers do) is told apart from a fault of ours: there the
+# tests are skipped, with the reason.
+test-images: setup deploy-setup
+	@$(MAKE) --no-print-directory .make/deploy/base.tar || echo "no base image can be made on this machine"
+	FP4TUNE_TEST_BASE=$(CURDIR)/.make/deploy/base.tar $(BIN)/python -m pytest tests/deploy/test_images.py $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -46,6 +46,23 @@ def replace(connection: sa.Connection, model: Any, key: str, rows: Sequence[dict
         _insert(connection, model, ordered, f"ON CONFLICT ({key}) DO UPDATE SET {sets}")
 
 
+def merge(
+    connection: sa.Connection, model: Any, key: Sequence[str], rows: Sequence[dict[str, Any]], sets: dict[str, str]
+) -> None:
+    """Insert rows, each added to the one with its natural key if that is there. No key twice.
+
+    Args:
+        connection: in a transaction for writing.
+        model: the table.
+        key: names of the columns of the key.
+        rows: all have the same keys.
+        sets: what columns become, as SQL that names the old row by its table and the new one `excluded`.
+    """
+    ordered = sorted(rows, key=lambda row: tuple(row[name] for name in key))
+    assignments = ", ".join(f"{name} = {expression}" for name, expression in sets.items())
+    _insert(connection, model, ordered, f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {assignments}")
+
+
 def _insert(connection: sa.Connection, model: Any, rows: Sequence[dict[str, Any]], tail: str) -> None:
     if not rows:
         return

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from ..kernels.device import Environment
 from ..kernels.errors import InvalidInputError
 from ..kernels.problem import Problem
-from . import bulk, exporting, places, roofs, static_facts, winners
+from . import bulk, exporting, places, roofs, static_facts, trial_counts, winners
 from . import exchange_lines as as_lines
 from .exchange import ImportSummary, Line, Reader
 from .exchange_lines import WinnerLine
@@ -162,6 +162,7 @@ class Importer:
             return
         self._store_problems(run)
         self._store_trials(run)
+        trial_counts.count_run(self._connection, run.id)
         self._store_winners(run)
         counters = {"n_problems": len(run.problems), "n_done": sum(row["done"] for row, _ in run.problems)}
         self._connection.execute(

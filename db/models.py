@@ -7,7 +7,7 @@ Choices that hold for every table:
   same bytes in every database.
 - Rows are never updated once they say what was measured. What changes: a run's progress, a winner's
   `superseded_at`, an environment's roofs when they are measured again, what a compiler says when it is asked again,
-  a latency model when it is fitted again, a miss's counts, `meta`.
+  a latency model when it is fitted again, the counts of trials, a miss's counts, `meta`.
 - Listings are by id within a filter, so that every filter of a listing has an index that ends in id.
 """
 
@@ -192,8 +192,11 @@ class TrialRow(Base):
         sa.Index(None, "device_id", "id"),
         sa.Index(None, "backend", "id"),
         sa.Index(None, "status", "id"),
+        # What failed, newest first, in one environment or in all. Trials that ran do not pay for it.
+        sa.Index("ix_trials_failed", "backend", "status", "id", "environment_id",
+                 sqlite_where=sa.text("status <> 'ok'"), postgresql_where=sa.text("status <> 'ok'")),
         sa.CheckConstraint("(status = 'ok') = (time_us IS NOT NULL)", name="ok_has_time"),
-    )
+    )  # fmt: skip
 
     id: Mapped[Id]
     run_id: Mapped[int] = _ref("runs.id")
@@ -223,6 +226,27 @@ class TrialRow(Base):
     conditions: Mapped[Json | None]
     roof_share: Mapped[Float64 | None]
     facts: Mapped[Json | None]
+
+
+class TrialCountRow(Base):
+    """How many trials of a problem in a run ended how: sums over trials that are read without reading trials.
+
+    The environment is in the key because a run that was resumed on another driver has trials in two. On SQLite the
+    key is the table.
+    """
+
+    __tablename__ = "trial_counts"
+    __table_args__ = (sa.Index(None, "problem_id"), {"sqlite_with_rowid": False})
+
+    run_id: Mapped[int] = mapped_column(ID, sa.ForeignKey("runs.id"), primary_key=True, autoincrement=False)
+    problem_id: Mapped[int] = mapped_column(ID, sa.ForeignKey("problems.id"), primary_key=True, autoincrement=False)
+    backend: Mapped[str] = mapped_column(sa.String(255), primary_key=True)
+    status: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
+    environment_id: Mapped[int] = mapped_column(
+        ID, sa.ForeignKey("environments.id"), primary_key=True, autoincrement=False
+    )  # fmt: skip
+    n: Mapped[Int64]
+    last_trial_id: Mapped[int] = _ref("trials.id")
 
 
 class WinnerRow(Base):

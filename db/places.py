@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from ..kernels.device import Device, Environment
 from ..kernels.errors import InvalidInputError, NotFoundError
 from ..kernels.problem import Format, Op, OutDtype, Problem, Routing
-from . import bulk, values
+from . import bulk, trial_counts, values
 from .faults import from_row
-from .models import DeviceRow, EnvironmentRow, ProblemRow, TrialRow, WinnerRow
+from .models import DeviceRow, EnvironmentRow, ProblemRow, WinnerRow
 from .records import StoredEnvironment
 
 PROBLEM_COLUMNS: tuple[Any, ...] = (
@@ -194,7 +194,7 @@ def devices(connection: sa.Connection) -> list[tuple[Device, datetime]]:
 
 def environments(connection: sa.Connection) -> list[StoredEnvironment]:
     """Every environment with what was measured in it, oldest first."""
-    trials = dict(_counts(connection, TrialRow.environment_id))
+    trials = trial_counts.by_environment(connection)
     winners = dict(_counts(connection, WinnerRow.environment_id, WinnerRow.superseded_at.is_(None)))
     columns = (*ENVIRONMENT_COLUMNS, EnvironmentRow.id, EnvironmentRow.created_at)
     rows = connection.execute(sa.select(*columns).join(DeviceRow).order_by(EnvironmentRow.id))

@@ -21,11 +21,12 @@ from .records import NewRun, Run, RunProblem, RunProblemState, RunStatus
 MIN_PREFIX = 6
 """Shortest prefix of an id that is accepted."""
 
-_COLUMNS: tuple[Any, ...] = (
+COLUMNS: tuple[Any, ...] = (
     RunRow.ulid, RunRow.status, RunRow.checkpoint, RunRow.settings, RunRow.seed, RunRow.host, RunRow.pid,
     RunRow.version, EnvironmentRow.fingerprint, DeviceRow.fingerprint, DeviceRow.name, RunRow.started_at,
     RunRow.heartbeat_at, RunRow.finished_at, RunRow.n_problems, RunRow.n_done, RunRow.n_trials, RunRow.error,
 )  # fmt: skip
+"""Select these first, in this order; `run_from` reads them."""
 
 
 def own_columns(new: NewRun) -> dict[str, Any]:
@@ -119,13 +120,14 @@ def _owner_columns(host: str, pid: int) -> dict[str, Any]:
     return {"host": who.host, "pid": who.pid, "process_scope": who.scope, "process_birth": who.birth}
 
 
-_OWNER: tuple[Any, ...] = (RunRow.host, RunRow.pid, RunRow.process_scope, RunRow.process_birth)
+OWNER_COLUMNS: tuple[Any, ...] = (RunRow.host, RunRow.pid, RunRow.process_scope, RunRow.process_birth)
+"""What makes an `Owner`, in its order."""
 
 
 def interrupt_dead(connection: sa.Connection, *, host: str, now: datetime) -> None:
     """Mark as interrupted the runs of this host that say they run, and whose process is gone."""
     running = connection.execute(
-        sa.select(RunRow.id, RunRow.heartbeat_at, *_OWNER)
+        sa.select(RunRow.id, RunRow.heartbeat_at, *OWNER_COLUMNS)
         .where(RunRow.status == sa.literal_column("'running'"), RunRow.host == host)
         .order_by(RunRow.id)
         # Whoever sweeps at the same time skips what this one has: both would write the same.
@@ -170,7 +172,7 @@ def alive(connection: sa.Connection, ulid: str, *, host: str, now: datetime) -> 
 def _running(connection: sa.Connection, run_id: int) -> tuple[datetime, Owner | None]:
     """A run's last sign of life, and whose it is; None if it does not say that it is running."""
     heartbeat_at, status, *who = connection.execute(
-        sa.select(RunRow.heartbeat_at, RunRow.status, *_OWNER).where(RunRow.id == run_id)
+        sa.select(RunRow.heartbeat_at, RunRow.status, *OWNER_COLUMNS).where(RunRow.id == run_id)
     ).one()
     return heartbeat_at, Owner(*who) if status == RunStatus.RUNNING.value else None
 
@@ -260,22 +262,22 @@ def find(connection: sa.Connection, ulid: str) -> Run:
         raise _not_found(ulid)
     # A range, because an index serves it on either database, which LIKE needs special collations for.
     where = RunRow.ulid.between(prefix, prefix.ljust(LENGTH, ALPHABET[-1]))
-    rows = connection.execute(_select().where(where).order_by(RunRow.ulid).limit(3)).all()
+    rows = connection.execute(select_runs().where(where).order_by(RunRow.ulid).limit(3)).all()
     if not rows:
         raise _not_found(ulid)
     if len(rows) > 1:
         some = ", ".join(row[0] for row in rows[:2])
         raise InvalidInputError(f"Several runs begin with {ulid!r} ({some}, ...): give more characters.")
-    return _run_from(rows[0])
+    return run_from(rows[0])
 
 
 def newest(connection: sa.Connection, *, limit: int, before: str | None) -> list[Run]:
     """Runs, newest first, before the one with an id."""
     check_limit(limit)
-    select = _select().order_by(RunRow.ulid.desc()).limit(limit)
+    select = select_runs().order_by(RunRow.ulid.desc()).limit(limit)
     if before is not None:
         select = select.where(RunRow.ulid < values.name(before, "The id of a run"))
-    return [_run_from(row) for row in connection.execute(select)]
+    return [run_from(row) for row in connection.execute(select)]
 
 
 def problems(connection: sa.Connection, ulid: str) -> list[RunProblemState]:
@@ -299,14 +301,15 @@ def _not_found(ulid: str) -> NotFoundError:
     return NotFoundError(f"There is no run {ulid[:60]!r}: `fp4tune runs` lists them.")
 
 
-def _select() -> Any:
-    """Runs with where they ran."""
-    return sa.select(*_COLUMNS).select_from(RunRow).outerjoin(EnvironmentRow).outerjoin(DeviceRow)
+def select_runs(*more: Any) -> Any:
+    """Runs with where they ran, and more columns of theirs after COLUMNS."""
+    return sa.select(*COLUMNS, *more).select_from(RunRow).outerjoin(EnvironmentRow).outerjoin(DeviceRow)
 
 
 @from_row
-def _run_from(row: Sequence[Any]) -> Run:
-    ulid, status, checkpoint, settings, *rest = row
+def run_from(row: Sequence[Any]) -> Run:
+    """The run in the first columns of a row that was selected with COLUMNS."""
+    ulid, status, checkpoint, settings, *rest = row[: len(COLUMNS)]
     return Run(ulid, RunStatus(status), checkpoint, json.loads(settings), *rest)
 
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from ..kernels.errors import StoreError
 from .engine import Target, use_wal, writer
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every released revision, oldest first; tests/db compares them with migrations/versions/."""
 
 HEAD = REVISIONS[-1]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import sqlalchemy as sa
 
@@ -48,7 +48,10 @@ from .records import (
 )
 
 if TYPE_CHECKING:
+    from .dashboard import Question
     from .exchange import ExportSummary, ImportSummary
+
+T = TypeVar("T")
 
 ANY_TRIAL = TrialFilter()
 CURRENT_WINNERS = WinnerFilter()
@@ -441,6 +444,11 @@ class Store:
         """Every latency model, by device, op, format and policy."""
         with self._reading() as connection:
             return latency_models.every(connection)
+
+    def ask(self, question: Question[T]) -> T:
+        """Answer a question of the dashboard (`fp4tune.db.dashboard`), by one transaction for reading."""
+        with self._reading() as connection:
+            return question.answer(connection)
 
     # Misses
 

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ..kernels.errors import InvalidInputError
-from . import bulk, details, listing, places, runs, samples, values
+from . import bulk, details, listing, places, runs, samples, trial_counts, values
 from .faults import from_row
 from .models import DeviceRow, EnvironmentRow, ProblemRow, RunRow, TrialRow
 from .records import NewTrial, Origin, Page, Source, Trial, TrialFilter, TrialStatus
@@ -109,6 +109,7 @@ def add(
     if new:
         bulk.insert(connection, TrialRow, list(new.values()))
         known |= _ids(connection, list(new))
+        trial_counts.add(connection, ((known[place], row) for place, row in new.items()))
     for run_id in sorted(set(run_ids.values())):
         added = sum(place[0] == run_id for place in new)
         connection.execute(

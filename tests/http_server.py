@@ -6,12 +6,14 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import uvicorn
+from fp4tune.api.dashboard.page import Page
+from fp4tune.api.dashboard.pages import PAGES
 from fp4tune.api.http.app import create_app
 from fp4tune.api.http.server import bind
 from fp4tune.api.http.service import Service
@@ -72,9 +74,9 @@ def settings_for_tests(**given: Any) -> Settings:
 
 
 @contextlib.contextmanager
-def running(store: Store | None, **given: Any) -> Iterator[Running]:
-    """Serve a store until the block ends."""
-    app = create_app(settings_for_tests(**given), store=store)
+def running(store: Store | None, *, pages: Sequence[Page] = PAGES, **given: Any) -> Iterator[Running]:
+    """Serve a store until the block ends, with these pages of the dashboard."""
+    app = create_app(settings_for_tests(**given), store=store, pages=pages)
     bound = bind("127.0.0.1", 0)
     port = bound.getsockname()[1]
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=5))

@@ -27,6 +27,9 @@ OFFLINE = (ROOT / "docs" / "offline.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PIP_OPTIONS = ("--dest", "--find-links", "--no-deps", "--no-index", "--only-binary", "--platform", "--python-version")
 PIP_OPTIONS += ("--target", "--wheel-dir")
+# Of docker, compose, pg_dump and systemctl.
+DEPLOY_OPTIONS = ("--build", "--build-arg", "--cap-drop", "--init", "--name", "--now", "--no-block", "--profile")
+DEPLOY_OPTIONS += ("--read-only", "--rm", "--security-opt", "--tmpfs", "--username", "--volumes")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -59,7 +62,7 @@ def test_the_documents_name_no_option_that_is_not_there():
     known = {option for _, options in ALL for option in options}
     # Options of other programs that the documents quote.
     known |= {"--help", "--speculative-draft-model-quantization", "--system-site-packages", "--strict", "--slow"}
-    known |= {"--version", "--gpus", *PIP_OPTIONS}
+    known |= {"--version", "--gpus", *PIP_OPTIONS, *DEPLOY_OPTIONS}
     for path in DOCS:
         for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", path.read_text(encoding="utf-8")):
             if "benchmarks/" not in path.read_text(encoding="utf-8") or option in known:

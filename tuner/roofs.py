@@ -74,11 +74,16 @@ def floor_us(problem: Problem, roofs: Roofs, seed: int, device: Device) -> float
             bytes count.
     """
     bytes_us = touched_bytes(problem, seed) / roofs.copy_bytes_per_s * 1e6
-    major = int(device.compute_capability.split(".")[0] or 0)
-    if major >= _FP4_CAPABILITY and problem.format is Format.NVFP4:
+    if not bf16_rate_bounds(problem, device):
         return bytes_us
     rows, _ = drawn_load(problem, seed)
     return max(bytes_us, rows * problem.flops_per_row / roofs.bf16_flops_per_s * 1e6)
+
+
+def bf16_rate_bounds(problem: Problem, device: Device) -> bool:
+    """Whether the BF16 rate is a bound: not for two NVFP4 operands on a card with FP4 matrix units."""
+    has_fp4 = device.capability[0] >= _FP4_CAPABILITY
+    return not (has_fp4 and problem.format is Format.NVFP4)
 
 
 def _median_us(device: Device, call: Callable[[], object]) -> float:

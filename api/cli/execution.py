@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -149,6 +150,12 @@ def ready_backends(device: Device, names: Sequence[str] | None) -> dict[str, Bac
         raise UnsupportedError(f"A backend that was asked for cannot be used on {device.name}. {' '.join(reasons)}")
     ready = {name: backend for name, backend in chosen.items() if states[name].available}
     if not ready:
+        # Without it no backend runs, whatever else each of them lacks.
+        if importlib.util.find_spec("torch") is None:
+            raise UnsupportedError(
+                "PyTorch is not installed, and tuning needs it: tune where your models are served, with the Python "
+                "that serves them, or install fp4tune[cuda]. Serving and looking at what was found work without it."
+            )
         raise UnsupportedError(f"No backend can be used on {device.name}. {' '.join(reasons)}")
     return ready
 

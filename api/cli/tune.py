@@ -31,7 +31,7 @@ from .options import (
 from .output import console
 from .resume import refuse_contradictions, refuse_idle_options, run_to_resume, settings_of
 from .session import LockDirectory, Wait
-from .winners import print_result
+from .winners import print_nothing_missed, print_result
 
 EXIT_INTERRUPTED = 130
 """Stopped by Ctrl-C or SIGTERM (128 + SIGINT); what was found is kept."""
@@ -142,6 +142,9 @@ def tune(
             if from_misses:
                 refuse_idle_options(given, "--from-misses")
                 items = _missed(store, target)
+                if not items:  # what a nightly run hopes for, and no error
+                    print_nothing_missed(as_json=as_json)
+                    return
             settings = JobSettings(trials=trials, budget_s=budget_s, seed=seed)
             result = execute(store, means, settings, items=items, checkpoint=checkpoint or "", extra=extra)
         _forget_misses(store, target, result)
@@ -181,15 +184,9 @@ def _as_remembered(given: dict[str, Any], counts: tuple[int, ...] | None, policy
 
 
 def _missed(store: Store, device: Device) -> Sequence[RunProblem]:
-    """What servers asked for on this device, most wanted first.
-
-    Raises:
-        InvalidInputError: there is nothing.
-    """
+    """What servers asked for on this device, most wanted first."""
     devices = (device.fingerprint, ANY_DEVICE)
     found = [miss for name in devices for miss in store.misses(device_fingerprint=name, limit=MAX_MISSES)]
-    if not found:
-        raise InvalidInputError("No server has asked for a shape that is missing for this device.")
     from ...db.records import RunProblem
 
     counts: Counter[Problem] = Counter()

@@ -47,6 +47,14 @@ def print_result(store: Store, result: JobResult, *, as_json: bool, database: st
         print_line(f"The run was interrupted. Go on with: {go_on}")
 
 
+def print_nothing_missed(*, as_json: bool) -> None:
+    """Print that servers miss no shape, in the form of a run that found nothing to do."""
+    if as_json:
+        print_json({"run": None, "problems": [], "winners": [], "baselines": []})
+    else:
+        print_line("No server has asked for a shape that is missing for this device: there is nothing to tune.")
+
+
 def _print_winners(served: list[ProblemResult], title: str) -> None:
     with_bf16 = any(one.baseline for one in served)
     with_role = any(one.item.role for one in served)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,6 +11,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
 from ...db import Store
+from ..dashboard.page import Page
+from ..dashboard.pages import PAGES
+from ..dashboard.routes import add_dashboard_routes
 from ..settings import Settings
 from .edge import Edge
 from .openapi import API_VERSION, build_openapi
@@ -31,12 +34,13 @@ class _App(FastAPI):
         return Edge(super().build_middleware_stack(), self.state.service)
 
 
-def create_app(settings: Settings, *, store: Store | None = None) -> FastAPI:
+def create_app(settings: Settings, *, store: Store | None = None, pages: Sequence[Page] = PAGES) -> FastAPI:
     """Make the app. Nothing is opened until its lifespan starts.
 
     Args:
         settings: see Settings.
         store: a database that the caller opened and will close; None opens the one in the settings.
+        pages: of the dashboard.
 
     Returns:
         The app; its `Service` is `app.state.service`.
@@ -66,6 +70,7 @@ def create_app(settings: Settings, *, store: Store | None = None) -> FastAPI:
     add_lookup_routes(app, service)
     add_store_routes(app, service)
     add_service_routes(app, service)
+    add_dashboard_routes(app, service, pages)
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

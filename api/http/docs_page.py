@@ -25,6 +25,7 @@ def docs_page(document: dict[str, Any]) -> str:
         f"<title>{escape(document['info']['title'])}</title><style>{_STYLE}</style>",
         f"<h1>{escape(document['info']['title'])}</h1><p>{escape(document['info'].get('summary', ''))}</p>",
         "<p>The same for programs: <a href='/v1/openapi.json'>/v1/openapi.json</a>.</p>",
+        "<p>What is stored, to look at: <a href='/dashboard/'>/dashboard/</a>.</p>",
     ]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():

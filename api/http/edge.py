@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 LOOKUP_PATHS = frozenset({"/best-config", "/v1/best-config"})
 """Where GET /best-config is found."""
 
+PAGES = "/dashboard"
+"""Where pages for people are; those say themselves, as a page, that a query string is too long."""
+
 CLIENT_WENT_AWAY = 499
 """What the metrics call a request whose client closed the connection before it had sent all of it, after nginx."""
 
@@ -82,7 +85,8 @@ class Edge:
 
         inner = {**scope, "method": "GET"} if head else scope
         try:
-            if len(scope["query_string"]) > self._max_query:
+            too_long = len(scope["query_string"]) > self._max_query
+            if too_long and not scope["path"].startswith(PAGES):
                 await _send(sending, self._too_long(scope["query_string"]))
             else:
                 await self._app(inner, _limited(receive, self._max_body), sending)

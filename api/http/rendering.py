@@ -68,7 +68,7 @@ def render_text(text: str, *, status: int = 200, media_type: bytes = JSON, cache
 
 def not_modified(rendered: Rendered) -> Rendered:
     """The 304 that says that what the client holds is `rendered`."""
-    keep = (b"cache-control", b"etag")
+    keep = (b"cache-control", b"etag", b"vary")
     return Rendered(304, [pair for pair in rendered.headers if pair[0] in keep], b"", rendered.etag)
 
 

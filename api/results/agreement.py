@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from ...db.records import Choice, Winner
 from ...kernels.backend import config_key
@@ -21,6 +23,20 @@ class Verdict(StrEnum):
     """The config of one run is in the tie set of the other: it could not be told apart from its fastest."""
     DIFFERENT = "different"
     ONE_ONLY = "served by one run only"
+
+
+class Serves(Protocol):
+    """What one run serves for a problem: `choice`, and `tie_set`, which it could not tell apart from its fastest."""
+
+    @property
+    def choice(self) -> Choice:
+        """What is served."""
+        ...
+
+    @property
+    def tie_set(self) -> Sequence[Choice]:
+        """What is tied with the fastest, the served one included."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +76,7 @@ def agreement(first: RunResult, second: RunResult) -> Agreement:
         )
     others = {one.problem: one.winner for one in second.problems}
     verdicts = tuple(
-        (one.problem, _verdict(one.winner, others[one.problem]), _choice(one.winner), _choice(others[one.problem]))
+        (one.problem, verdict_on(one.winner, others[one.problem]), _choice(one.winner), _choice(others[one.problem]))
         for one in first.problems
         if one.problem in others and (one.winner or others[one.problem])
     )
@@ -69,7 +85,8 @@ def agreement(first: RunResult, second: RunResult) -> Agreement:
     return Agreement(first.run.id, second.run.id, verdicts)
 
 
-def _verdict(mine: Winner | None, theirs: Winner | None) -> Verdict:
+def verdict_on(mine: Serves | None, theirs: Serves | None) -> Verdict:
+    """How what two runs serve for one problem compares; None is a run that serves nothing."""
     if mine is None or theirs is None:
         return Verdict.ONE_ONLY
     if _key(mine.choice) == _key(theirs.choice):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...db.records import Run, RunProblem
+from ...kernels.problem import Problem
 
 
 def command_of(run: Run, items: list[RunProblem]) -> str:
@@ -21,17 +22,17 @@ def command_of(run: Run, items: list[RunProblem]) -> str:
         words.append(Path(run.checkpoint).name)
     else:
         words += [word for item in items for word in ("--shape", item.problem.shape)]
-        words += [word for name in ("format", "out_dtype", "routing") for word in _field(name, items)]
+        words += field_options([item.problem for item in items])
     words += _settings(run)
     return shlex.join(words)
 
 
-def _field(name: str, items: list[RunProblem]) -> Iterator[str]:
-    """The option of bare shapes for a field that is not at its default in one of them."""
-    values = {getattr(item.problem, name).value for item in items}
+def field_options(problems: Sequence[Problem]) -> Iterator[str]:
+    """The options of bare shapes for each field that is not at its default in one of them: `--out-dtype`, `fp16`."""
     defaults = {"format": "nvfp4", "out_dtype": "bf16", "routing": "uniform"}
-    for value in sorted(values - {defaults[name]}):
-        yield from (f"--{name.replace('_', '-')}", value)
+    for name, default in defaults.items():
+        for value in sorted({getattr(problem, name).value for problem in problems} - {default}):
+            yield from (f"--{name.replace('_', '-')}", value)
 
 
 def _settings(run: Run) -> Iterator[str]:

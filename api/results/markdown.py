@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ...db.records import Choice
 from ...kernels.backend import ConfigValue, config_key
-from ...kernels.problem import Format, OutDtype, Problem, Routing
 from .gather import Measured
 
 
@@ -41,13 +40,6 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequenc
 def cell(text: str) -> str:
     """Text that ends no cell and no line of a table, and is not read as code."""
     return "".join(c if c.isprintable() else " " for c in text).replace("|", "\\|").replace("`", "'")
-
-
-def shape(problem: Problem) -> str:
-    """The shape, and whatever of the problem is not what a shape leaves out."""
-    usual = (Format.NVFP4, OutDtype.BF16, Routing.UNIFORM)
-    rest = [one.value for one in (problem.format, problem.out_dtype, problem.routing) if one not in usual]
-    return " ".join([problem.shape, *rest])
 
 
 def time_text(measured: Choice | Measured) -> str:

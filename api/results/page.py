@@ -9,8 +9,9 @@ from ...kernels.device import Environment
 from ...kernels.errors import InvalidInputError
 from .agreement import Agreement, Verdict
 from .command import command_of
+from .figures import shape_text
 from .gather import RunResult, widest
-from .markdown import Labels, cell, config_code, percent, shape, table, time_text, times
+from .markdown import Labels, cell, config_code, percent, table, time_text, times
 from .noise_file import NoiseEntry
 from .sections import cost, in_short, side_by_side, winners
 
@@ -130,7 +131,7 @@ def _agreement(found: Agreement, labels: Labels) -> Iterator[str]:
     yield ""
     rows = [
         (
-            shape(problem),
+            shape_text(problem),
             verdict.value,
             *(text for choice in (mine, theirs) for text in _choice_cells(choice, labels)),
             times(theirs.time_us / mine.time_us) if mine and theirs else "-",
@@ -157,7 +158,7 @@ def _noise(entries: Sequence[NoiseEntry]) -> Iterator[str]:
     figures = ("µs", *(f"{where}, {what}" for where in ("in a process", "across") for what in ("median", "worst")))
     rows = [
         (
-            shape(one.problem),
+            shape_text(one.problem),
             f"`{one.backend}`",
             config_code(one.config),
             f"{one.time_us:.2f}",

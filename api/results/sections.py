@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ...db.records import TrialStatus
 from ...kernels.backend import config_key
 from ...tuner.plausible import doubt_in
+from .figures import geometric_mean, shape_text
 from .gather import Measured, ProblemResult, RunResult
-from .markdown import Labels, cell, percent, shape, table, time_text, times
+from .markdown import Labels, cell, percent, table, time_text, times
 from .noise_file import NoiseEntry, noise_of
 
 
@@ -26,10 +26,10 @@ def in_short(result: RunResult) -> Iterator[str]:
         f"{kept} of them it is a backend's default."
     )
     over_bf16 = [factor for one in result.problems if (factor := _over_bf16(one, _served_us(one))) is not None]
-    means = [f"{_mean([winner.speedup for winner in winners]):.2f}x as fast as the fastest default"]
+    means = [f"{geometric_mean([winner.speedup for winner in winners]):.2f}x as fast as the fastest default"]
     if over_bf16:
         faster = sum(factor > 1 for factor in over_bf16)
-        means.append(f"{_mean(over_bf16):.2f}x as fast as bf16 (faster for {faster} of {len(over_bf16)})")
+        means.append(f"{geometric_mean(over_bf16):.2f}x as fast as bf16 (faster for {faster} of {len(over_bf16)})")
     yield f"In the geometric mean over the problems it is {' and '.join(means)}."
     yield ""
 
@@ -42,16 +42,16 @@ def winners(result: RunResult, labels: Labels, noise: Sequence[NoiseEntry]) -> I
     rows = []
     for one in result.problems:
         row = [cell(one.item.role) or "-", str(one.item.layers)] if with_roles else []
-        row += [shape(one.problem), *_served(one, labels)]
+        row += [shape_text(one.problem), *_served(one, labels)]
         if noise:
             backend = one.winner.choice.backend if one.winner else ""
             found = noise_of(noise, one.problem, backend)
             row.append(percent(found.across_median if found else None, digits=2))
         rows.append(row)
     yield from ("### What is served", "", *table(heads, rows, right=figures), "")
-    reasons = [f"- {shape(one.problem)}: {_outcome(one)}" for one in result.problems if one.winner is None]
+    reasons = [f"- {shape_text(one.problem)}: {_outcome(one)}" for one in result.problems if one.winner is None]
     doubts = [(one, doubt_in(one.outcome)) for one in result.problems if one.winner is not None]
-    reasons += [f"- {shape(one.problem)}: doubtful: {cell(doubt)}" for one, doubt in doubts if doubt]
+    reasons += [f"- {shape_text(one.problem)}: doubtful: {cell(doubt)}" for one, doubt in doubts if doubt]
     if reasons:
         yield from (*reasons, "")
 
@@ -62,7 +62,7 @@ def side_by_side(result: RunResult) -> Iterator[str]:
     figures = ["bf16", *(f"{name} {what}" for name in backends for what in ("default", "best"))]
     rows = []
     for one in result.problems:
-        row = [shape(one.problem), f"{one.baseline.time_us:.2f}" if one.baseline and one.baseline.time_us else "-"]
+        row = [shape_text(one.problem), f"{one.baseline.time_us:.2f}" if one.baseline and one.baseline.time_us else "-"]
         for name in backends:
             row += [_beside(one, _of(one.defaults, name)), _beside(one, _of(one.bests, name))]
         rows.append(row)
@@ -80,7 +80,7 @@ def side_by_side(result: RunResult) -> Iterator[str]:
             if default.time_us is None:
                 why = cell(default.error.split("\n", 1)[0]) or "no reason was given"
                 sentence = f"`{default.backend}` default {default.status.value}: {why}"
-                reasons.setdefault(sentence, []).append(shape(one.problem))
+                reasons.setdefault(sentence, []).append(shape_text(one.problem))
     if reasons:
         yield from (*(f"- {why} ({_listed(shapes)})" for why, shapes in reasons.items()), "")
 
@@ -91,7 +91,7 @@ def cost(result: RunResult) -> Iterator[str]:
     figures = ["trials", *(status.value for status in seen), "finals", "compile s", "wall s"]
     rows = [
         [
-            shape(one.problem),
+            shape_text(one.problem),
             *map(str, _counts(one, seen)),
             f"{one.compile_s:.1f}",
             f"{one.wall_s:.1f}",
@@ -152,7 +152,7 @@ def _mean_over_bf16(result: RunResult, backend: str, *, best: bool) -> float | N
     found = [_of(one.bests if best else one.defaults, backend) for one in result.problems]
     factors = [_over_bf16(p, one.time_us if one else None) for p, one in zip(result.problems, found, strict=True)]
     known = [factor for factor in factors if factor]
-    return _mean(known) if len(known) == len(factors) else None
+    return geometric_mean(known) if len(known) == len(factors) else None
 
 
 def _of(measured: Sequence[Measured], backend: str) -> Measured | None:
@@ -171,11 +171,6 @@ def _over_bf16(one: ProblemResult, time_us: float | None) -> float | None:
 
 def _outcome(one: ProblemResult) -> str:
     return cell(one.outcome) or "not tuned yet"
-
-
-def _mean(factors: Sequence[float]) -> float:
-    """The geometric mean: that of ratios."""
-    return math.exp(sum(map(math.log, factors)) / len(factors))
 
 
 def _listed(shapes: Sequence[str], most: int = 3) -> str:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import results_store
 from fp4tune.api.cli.app import run
-from fp4tune.api.results import Verdict, agreement, gather, markdown
+from fp4tune.api.results import Verdict, agreement, figures, gather
 from fp4tune.api.results import page as page_of
 from fp4tune.api.results.command import command_of
 from fp4tune.db.records import Origin, RunProblem, TrialFilter, TrialStatus, WinnerFilter
@@ -128,9 +128,10 @@ def test_the_mean_of_backends_that_ran_every_problem(tmp_path):
 
 def test_what_a_shape_leaves_out_is_said():
     problem = parse_shape("4x64x128", format=Format.NVFP4_W4A16, out_dtype=OutDtype.FP32)
-    assert markdown.shape(problem) == "4x64x128 nvfp4_w4a16 fp32"
-    assert markdown.shape(parse_shape("e8k2:4x64x128", routing=Routing.ONE_HOT)) == "e8k2:4x64x128 one_hot"
-    assert markdown.shape(parse_shape("4x64x128")) == "4x64x128"
+    assert figures.shape_text(problem) == "4x64x128 nvfp4_w4a16 fp32"
+    assert figures.shape_text(parse_shape("e8k2:4x64x128", routing=Routing.ONE_HOT)) == "e8k2:4x64x128 one_hot"
+    assert figures.shape_text(parse_shape("4x64x128")) == "4x64x128"
+    assert figures.shape_text(parse_shape("4x64x128", format=Format.BF16)) == "4x64x128 bf16"  # as is the usual output
 
 
 def test_an_interruption_is_no_work(tmp_path):

@@ -98,7 +98,15 @@ def test_misses_are_worked_off_by_demand(with_winner: str, capsys: pytest.Captur
     assert [(p["item"]["problem"]["m"]) for p in result["problems"]] == [5, 2], "most wanted first, own device only"
     with Store.open(with_winner) as store:
         assert [miss.problem.m for miss in store.misses()] == [7], "the other device's demand stays"
-    assert run(["tune", "--from-misses", *QUICK, "--db", with_winner]) == 2
+    # A nightly run with nothing to do is no failure, and no run either.
+    with Store.open(with_winner) as store:
+        runs = len(store.runs())
+    assert run(["tune", "--from-misses", *QUICK, "--db", with_winner]) == 0
+    assert "nothing to tune" in capsys.readouterr().out
+    assert run(["tune", "--from-misses", *QUICK, "--db", with_winner, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"run": None, "problems": [], "winners": [], "baselines": []}
+    with Store.open(with_winner) as store:
+        assert len(store.runs()) == runs
 
 
 def test_misses_that_named_no_device_are_worked_off_once(with_winner: str, capsys: pytest.CaptureFixture[str]):

@@ -29,7 +29,7 @@ from fp4tune.db.records import (
 from fp4tune.kernels.backend import StaticFacts
 from fp4tune.kernels.errors import StoreError
 from fp4tune.kernels.problem import parse_key
-from store_factory import new_winner
+from store_factory import new_trial, new_winner
 
 GOLDEN = Path(__file__).parent / "golden"
 START = datetime(2026, 11, 1, 8, 30, 0, 125_000, tzinfo=UTC)
@@ -84,9 +84,11 @@ def test_upgraded_it_says_what_it_said(revision: str, copy: Path):
     with Store.open(copy) as store:
         assert store.schema().found == revision
         assert store.schema().current == schema.HEAD
-        assert_golden(store)
+        # Since 0004 was made, published measurements that are imported also move the generation.
+        assert_golden(store, generation=3 if revision >= "0004" else 2)
         (assert_0001 if revision == "0001" else assert_0002)(store)
         (assert_0003 if revision >= "0003" else assert_nothing_published)(store)
+        assert_0004(store)
 
 
 def test_a_0001_of_postgresql_is_upgraded_and_says_the_same(postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -105,6 +107,7 @@ def test_a_0001_of_postgresql_is_upgraded_and_says_the_same(postgres, tmp_path: 
         assert store.schema().current == schema.HEAD
         assert_golden(store)
         assert_0001(store)
+        assert_0004(store)
         assert store.add_winner(new_winner(store.runs()[0].id)) > 3
 
 
@@ -208,7 +211,26 @@ def assert_0003(store: Store) -> None:
     ]
 
 
-def assert_golden(store: Store) -> None:
+def assert_0004(store: Store) -> None:
+    """What came with 0004, which counts what is there in an older one."""
+    with store._reading() as connection:
+        rows = connection.exec_driver_sql(
+            "SELECT p.key, c.backend, c.status, c.n, c.last_trial_id, t.number, e.versions FROM trial_counts c "
+            "JOIN problems p ON p.id = c.problem_id JOIN environments e ON e.id = c.environment_id "
+            "JOIN runs r ON r.id = c.run_id JOIN trials t ON t.id = c.last_trial_id AND t.run_id = c.run_id"
+        ).all()
+    card = '{"cuda":"13.0","driver":"580.95","torch":"2.11.0"}'
+    assert sorted(map(tuple, rows)) == [
+        (DENSE, "triton.native", "compile_failed", 1, 4, 3, card),
+        (DENSE, "triton.native", "crashed", 1, 6, 5, card),
+        (DENSE, "triton.native", "ok", 2, 2, 1, card),
+        (DENSE, "triton.native", "timeout", 1, 7, 6, card),
+        (DENSE, "triton.native", "unsupported", 1, 3, 2, card),
+        (DENSE, "triton.native", "wrong", 1, 5, 4, card),
+    ]
+
+
+def assert_golden(store: Store, *, generation: int = 2) -> None:
     """What every golden database says."""
     failed, run = store.runs()
     assert (run.status, run.checkpoint, run.seed) == (RunStatus.FINISHED, "Golden-Model-NVFP4", 42)
@@ -264,7 +286,7 @@ def assert_golden(store: Store) -> None:
     assert (dense.created_at, old.superseded_at) == (START + timedelta(minutes=2),) * 2
     changes = [entry.id for entry in store.winner_changes() if entry.policy == "cuda.graph"]
     assert changes == [grouped.id, dense.id]
-    assert store.generation() == 2
+    assert store.generation() == generation
 
     card, cpu = store.environments()
     assert (card.environment.versions, card.n_trials) == (
@@ -291,3 +313,7 @@ def test_upgraded_it_can_be_written(copy: Path):
         store.finish_problem(run.id, 1, "nothing ran")
         assert store.run(run.id).n_done == 2
         assert store.winner_changes(last) == []
+        store.add_trials([new_trial(run.id, n, problem=parse_key(DENSE)) for n in range(9)])  # 7 are there
+        assert sorted(e.n_trials for e in store.environments()) == [0, 2, 7]
+        with store._reading() as connection:
+            assert connection.exec_driver_sql("SELECT sum(n) FROM trial_counts").scalar_one() == 9

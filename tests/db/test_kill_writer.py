@@ -34,6 +34,10 @@ def kill_and_check(path: Path, run_id: str, known: set[int], draw: random.Random
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+        key = "run_id, problem_id, backend, status, environment_id"
+        counted = f"SELECT {key}, count(*), max(id) FROM trials GROUP BY {key} ORDER BY {key}"
+        counts = f"SELECT {key}, n, last_trial_id FROM trial_counts ORDER BY {key}"
+        assert connection.execute(counts).fetchall() == connection.execute(counted).fetchall()
     stored: dict[int, int] = {}
     with Store.open(path, mode="read") as store:
         after: int | None = 0

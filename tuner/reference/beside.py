@@ -1,7 +1,7 @@
 """Published times beside those measured here, for the eye: what a card took here, and what others say it takes.
 
 The two were measured in different ways (`docs/measuring.md`, and the flags of each published time), so they stand
-beside each other, and no ratio is made of them.
+beside each other, and no ratio is made of them here. The dashboard makes one, with `caveats` beside it.
 """
 
 from __future__ import annotations
@@ -50,13 +50,7 @@ class Pair:
     @property
     def caveats(self) -> tuple[str, ...]:
         """How the published time differs from the one here, a word for each."""
-        one = self.published
-        flags = {
-            "interpolated": one.interpolated,
-            "quantises activations": one.curve.includes_act_quant,
-            "may be L2-hot": one.l2_hot_risk,
-        }
-        return tuple(word for word, is_so in flags.items() if is_so)
+        return caveats(self.published)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +72,16 @@ class Beside:
     frameworks: tuple[str, ...] = ()
     pairs: tuple[Pair, ...] = ()
     others: tuple[str, ...] = ()
+
+
+def caveats(one: Estimate) -> tuple[str, ...]:
+    """How a published time differs from one that is measured here, a word for each."""
+    flags = {
+        "interpolated": one.interpolated,
+        "quantises activations": one.curve.includes_act_quant,
+        "may be L2-hot": one.l2_hot_risk,
+    }
+    return tuple(word for word, is_so in flags.items() if is_so)
 
 
 def beside(store: Store, device: Device) -> Beside:
@@ -113,16 +117,21 @@ def _pairs(store: Store, device: Device, systems: Sequence[str]) -> list[Pair]:
         layer = layer_of(problem)
         if layer not in read:
             read[layer] = curves(store.reference_rows(systems, *layer))
-        published = _published(problem, read[layer], systems)
+        published = published_alike(problem, read[layer], systems)
         if published is not None:
             choice = winner.choice
             pairs.append(Pair(problem, choice.backend, winner.policy, choice.time_us, published))
     return sorted(pairs, key=lambda pair: (pair.problem.op, pair.problem.n, pair.problem.k, pair.problem.m))
 
 
-def _published(problem: Problem, known: Sequence[Curve], systems: Sequence[str]) -> Estimate | None:
+def computes_the_same(curve: Curve, problem: Problem) -> bool:
+    """True if a curve of the problem's layer has times of its routing, in its own precision."""
+    return curve.precision in _PRECISIONS.get(problem.format, ()) and comparable(curve, problem)
+
+
+def published_alike(problem: Problem, known: Sequence[Curve], systems: Sequence[str]) -> Estimate | None:
     """The fastest published time of a problem in its own precision, of the first system that has one."""
-    same = [curve for curve in known if curve.precision in _PRECISIONS[problem.format] and comparable(curve, problem)]
+    same = [curve for curve in known if computes_the_same(curve, problem)]
     found = [one for curve in same if (one := estimate(curve, problem.m)) is not None]
     for system in systems:
         here = [one for one in found if one.curve.source.system == system]

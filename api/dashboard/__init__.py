@@ -1,0 +1,1 @@
+"""The tuning history as pages under `/dashboard`, for somebody who wants to look rather than read. It never writes."""
