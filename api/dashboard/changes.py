@@ -16,7 +16,7 @@ from ..results.figures import shape_text
 from .links import link
 from .model import Cell, Column, Kind, Mark
 from .tune_commands import tune_shapes
-from .verdicts import MARKS, Judgement, Measurement, Verdict, band, cause, judge
+from .verdicts import MARKS, Cause, Judgement, Measurement, Verdict, band, cause, judge
 
 NOT_STORED = "(not stored)"
 """What stands where a row is missing that another one refers to."""
@@ -33,25 +33,34 @@ class Change:
 
     Attributes:
         before, after: the two. judgement: of what is served.
-        why: what the change is likely to come from; empty where nothing changed or nothing can be said.
+        why: what the change is likely to come from; None where nothing changed or nothing can be said.
         same_config: whether both serve the same config of the same backend: the strongest evidence there is.
     """
 
     before: Served
     after: Served
     judgement: Judgement
-    why: str
+    why: Cause | None
     same_config: bool
 
     @property
     def sentence(self) -> str:
         """All that there is to say."""
-        return f"{self.judgement.sentence} {self.why}".strip()
+        return self.judgement.sentence if self.why is None else f"{self.judgement.sentence} {self.why.sentence}"
 
     @property
     def remark(self) -> str:
         """What the columns of a table do not say: where a change comes from, or why there is not enough evidence."""
-        return self.judgement.sentence if self.judgement.verdict is Verdict.NOT_ENOUGH else self.why
+        if self.judgement.verdict is Verdict.NOT_ENOUGH:
+            return self.judgement.sentence
+        return "" if self.why is None else self.why.sentence
+
+    @property
+    def in_short(self) -> str:
+        """The same in a few words."""
+        if self.judgement.held_back:
+            return "held-back clocks, perhaps"
+        return "" if self.why is None else self.why.short
 
 
 def change_between(before: Served, after: Served, policy: str) -> Change:
@@ -98,7 +107,7 @@ def counts_text(changes: Iterable[Change]) -> str:
 
 
 def rule_text(policy: str) -> str:
-    """How verdicts come about, in two sentences."""
+    """How verdicts come about."""
     counts = f"{band(policy):.0%}".replace("%", " %")
     return (
         f"Slower or faster counts from {counts}: regressed and improved are changes that are all beyond it, unchanged "
@@ -121,7 +130,7 @@ VERDICT_COLUMNS = (
 def verdict_cells(change: Change | None) -> tuple[Cell, float | None, float | None, float | None]:
     """A verdict in cells of VERDICT_COLUMNS."""
     if change is None:
-        return Cell(None, "measured once"), None, None, None
+        return Cell(None, "the first one"), None, None, None
     found = change.judgement
     mark = MARKS.get(found.verdict)
     marks: tuple[Mark, ...] = () if mark is None else (mark,)
@@ -137,6 +146,11 @@ def words_cell(change: Change | None) -> Cell:
     return Cell(None) if change is None else Cell(change.sentence, change.remark or NOTHING_TO_SAY)
 
 
+def cause_cell(change: Change) -> Cell:
+    """What a change is likely to come from, in a few words; in CSV and JSON all that there is to say."""
+    return Cell(change.sentence, change.in_short or NOTHING_TO_SAY)
+
+
 def problem_of(key: str) -> Problem | None:
     """The problem of a key; None for what is no key."""
     try:
@@ -145,15 +159,15 @@ def problem_of(key: str) -> Problem | None:
         return None
 
 
-def problem_cell(key: str, to: str = "") -> Cell:
+def problem_cell(key: str | None, to: str = "") -> Cell:
     """A problem, by its shape and what the shape leaves out; it leads to an address."""
-    problem = problem_of(key)
+    problem = problem_of(key) if key else None
     return Cell(key or None, shape_text(problem) if problem else (key or NOT_STORED), link=to)
 
 
-def run_cell(run_id: str) -> Cell:
-    """A run, by the first characters of its id."""
-    return Cell(run_id or None, run_id[:10] or NOT_STORED, link=link("run", run=run_id) if run_id else "")
+def run_cell(run_id: str | None) -> Cell:
+    """A run, by the first characters of its id, which say when it started and name it in commands, too."""
+    return Cell(run_id or None, (run_id or "")[:10] or NOT_STORED, link=link("run", run=run_id) if run_id else "")
 
 
 # Configs

@@ -9,7 +9,7 @@ from ...db.dashboard.scopes import Scope, ScopesOf
 from ...kernels.device import Environment
 from ...kernels.errors import NotFoundError
 from .model import Filter, NextStep, Option
-from .page import ENVIRONMENT, POLICY, Asked, Context
+from .page import ENVIRONMENT, POLICY, Asked, Context, UnfittingError
 
 MAX_OPTIONS = 200
 """Most options of a filter."""
@@ -40,6 +40,7 @@ def choose_scope(context: Context, asked: Asked) -> Chosen:
     """The environment and policy that the address names, or else the newest of those that fit what it names.
 
     Raises:
+        UnfittingError: it names an environment that has winners, and none by the policy that it names.
         NotFoundError: it names an environment or a policy in which nothing is served.
     """
     scopes = context.store.ask(ScopesOf())
@@ -53,6 +54,8 @@ def choose_scope(context: Context, asked: Asked) -> Chosen:
         said = " and ".join(
             [f"environment {environment}"] * bool(environment) + [f"policy {policy}"] * bool(policy)
         )  # fmt: skip
+        if policy and any(one.environment.fingerprint == environment for one in scopes):
+            raise UnfittingError(f"Nothing is served for {said}.", (POLICY.name,))
         raise NotFoundError(f"Nothing is served for {said}.")
     scope = fitting[0] if fitting else None
     return Chosen(scope, scopes, _filters(scopes, scope))

@@ -37,7 +37,7 @@ def to_csv(table: Table) -> Export:
     What is missing, NaN or infinite is empty; a text that a spreadsheet would take for a formula begins with an
     apostrophe.
     """
-    lines = [_line([column.name for column in table.columns])]
+    lines = [_line([_csv_value(column.name) for column in table.columns])]
     size = len(lines[0].encode())
     for row in table.rows:
         line = _line([_csv_value(value) for value in _values(row)])

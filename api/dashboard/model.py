@@ -181,7 +181,7 @@ class Section:
         heading: its heading; empty for the only one of a page.
         text: sentences above everything, a paragraph each.
         figure: a picture of `table`. table: the numbers.
-        folded: whether the table is folded away below the figure.
+        folded: whether the table is folded away, below the figure if there is one.
         commands: to copy.
         anchor: its id in addresses (`#trust`); empty for none.
     """

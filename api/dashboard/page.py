@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+from ...kernels.errors import NotFoundError
 from .model import View
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Parameter:
 
 ENVIRONMENT = Parameter("environment", "[0-9a-f]{16}", "an environment's fingerprint, 16 hexadecimal digits")
 DEVICE = Parameter("device", "[0-9a-f]{16}", "a device's fingerprint, 16 hexadecimal digits")
-PROBLEM = Parameter("problem", "[a-z0-9_:]{1,200}", "a problem's key, such as dense:16x4096x7168:nvfp4:bf16")
+PROBLEM = Parameter("problem", "[a-z0-9_:]{1,200}", "a problem's key, such as dense:16x4096x7168:uniform:nvfp4:bf16")
 RUN = Parameter("run", "[0-9A-Za-z]{6,26}", "a run's id, or its first six characters or more")
 BACKEND = Parameter("backend", "[A-Za-z0-9_.-]{1,100}", "a backend's name")
 POLICY = Parameter("policy", "[a-z0-9_.]{1,100}", "a measuring policy, such as cuda.graph")
@@ -61,6 +62,21 @@ class Asked:
     def filters(self) -> dict[str, object]:
         """Everything that decides which rows there are, for a page token."""
         return {name: value for name, value in self.values.items() if name != CURSOR.name}
+
+
+class UnfittingError(NotFoundError):
+    """What an address names is there, but not together: a policy that the environment has no winners of.
+
+    A page is shown without the parameters that do not fit, and says so. A CSV or JSON is refused.
+
+    Args:
+        said: what is not there, a sentence.
+        without: names of the parameters to leave out.
+    """
+
+    def __init__(self, said: str, without: tuple[str, ...]) -> None:
+        super().__init__(said)
+        self.without = without
 
 
 def address(page: str, anchor: str = "", **values: str) -> str:

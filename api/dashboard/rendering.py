@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 
 from ..http.rendering import RawHeaders, Rendered
 from .assets import load_assets
+from .formatting import clean
 from .model import View
 from .page import Asked, Page, address
 from .shown import Budget, ShownView, show
@@ -141,7 +142,7 @@ def _html(frame: Frame, view: ShownView) -> bytes:
                 (one.label, address(one.slug), one.question, one.slug == slug) for one in frame.pages if one.label
             ],
             search=address("search") if any(one.slug == "search" for one in frame.pages) else "",
-            searched=frame.asked.get("q") if slug == "search" else "",
+            searched=clean(frame.asked.get("q")) if slug == "search" else "",
             action=address(slug) if slug is not None else "",
             here=address(slug, **{f"{name}_": value for name, value in frame.asked.values.items()})
             if slug is not None

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -23,7 +24,7 @@ from .exports import to_csv, to_json
 from .failing import error_view, fault_view, too_long_view, unknown_view
 from .formatting import quoted
 from .model import Table, View
-from .page import CURSOR, ROOT, Asked, Context, Page, address
+from .page import CURSOR, ROOT, Asked, Context, Page, UnfittingError, address
 from .reading import Reading, read
 from .rendering import SAFETY_HEADERS, Frame, content_tag, render_page, respond_with
 from .shown import safe_link
@@ -115,7 +116,8 @@ class Dashboard:
 
         Somebody who chooses another environment means to see it, also where what was chosen before (a policy, a model)
         is not there. The script says which filter it was; then what comes after it in the order of the page's
-        parameters is left out, and if need be everything else.
+        parameters is left out, and if need be everything else. Without the script the whole form is sent: what does not
+        fit the rest of it is left out, and the page says so.
 
         Raises:
             Fp4tuneError: as of `_view`, of what is asked.
@@ -124,14 +126,23 @@ class Dashboard:
         changed = request.headers.get(CHANGED_FILTER, "")
         try:
             return asked, self._view(request, page, asked)
-        except (NotFoundError, InvalidInputError):
+        except (NotFoundError, InvalidInputError) as error:
             if changed not in names or asked.get(CURSOR):
+                if isinstance(error, UnfittingError) and any(asked.get(name) for name in error.without):
+                    return self._without(request, page, asked, error)
                 raise
             for left in (names[: names.index(changed) + 1], [changed]):
                 fewer = _only(asked, left)
                 with contextlib.suppress(NotFoundError, InvalidInputError):
                     return fewer, self._view(request, page, fewer)
             raise
+
+    def _without(self, request: Request, page: Page, asked: Asked, error: UnfittingError) -> tuple[Asked, View]:
+        """What is shown of an address without what does not fit the rest of it, and the view, which says so."""
+        fewer = _only(asked, [name for name in asked.values if name not in {*error.without, CURSOR.name}])
+        view = self._view(request, page, fewer)
+        said = f"{error} This page is shown without the {' and the '.join(error.without)} of its address."
+        return fewer, replace(view, warnings=(said, *view.warnings))
 
     def _table(self, request: Request, page: Page, reading: Reading, form: Form) -> Rendered:
         """A table of a page.

@@ -229,7 +229,7 @@ def _section(section: Section, figure: ShownFigure | None, table: ShownTable | N
         text=tuple(map(_sentence, section.text)),
         figure=figure,
         table=table,
-        folded=section.folded and section.figure is not None,
+        folded=section.folded and section.table is not None,
         commands=tuple(Command(_heading(one.label), clean_code(one.text)) for one in section.commands),
     )
 

@@ -112,12 +112,27 @@ class Judgement:
         ratio: later median over earlier; None where a figure is missing.
         low, high: its 95 % interval, A/A noise included; None where it cannot be told.
         sentence: why, with numbers.
+        held_back: whether it is held-back clocks that leave it open.
     """
 
     verdict: Verdict
     ratio: float | None
     low: float | None
     high: float | None
+    sentence: str
+    held_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What a change is likely to come from.
+
+    Attributes:
+        short: in a few words: `the environment`, `cannot be told`.
+        sentence: with the reason.
+    """
+
+    short: str
     sentence: str
 
 
@@ -163,7 +178,7 @@ def judge(earlier: Measurement, later: Measurement) -> Judgement:
     if verdict in excused:
         shares = f"{_share(earlier.throttled_share)} of the samples, then in {_share(later.throttled_share)}"
         sentence = f"{seen}, but the clocks were held back in {shares}, so the clock may have made the difference."
-        return Judgement(Verdict.NOT_ENOUGH, ratio, ratio_low, ratio_high, sentence)
+        return Judgement(Verdict.NOT_ENOUGH, ratio, ratio_low, ratio_high, sentence, held_back=True)
     return Judgement(
         verdict, ratio, ratio_low, ratio_high, f"{seen}, {_SAYS[verdict]} {_share(band(later.policy))} that counts."
     )
@@ -171,8 +186,8 @@ def judge(earlier: Measurement, later: Measurement) -> Judgement:
 
 def cause(
     change: Judgement, default: Judgement | None, *, same_config: bool, same_default: bool, environment_changed: bool
-) -> str:
-    """What a change is likely to come from, in a sentence; empty where nothing changed or nothing can be said.
+) -> Cause | None:
+    """What a change is likely to come from; None where nothing changed or nothing can be said.
 
     Args:
         change: of what is served.
@@ -182,21 +197,29 @@ def cause(
         environment_changed: whether the environment is another one.
     """
     if change.verdict not in (Verdict.REGRESSED, Verdict.IMPROVED):
-        return ""
+        return None
     machine = "the environment" if environment_changed else "the machine"
-    unknown = f"Whether {machine} or the choice changed cannot be told"
     if default is None:
-        return f"{unknown}: the default is what is served."
+        return _unknown(machine, "the default is what is served.")
     if not same_default:
-        return f"{unknown}: the default is another config, too."
+        return _unknown(machine, "the default is another config, too.")
     if default.verdict is Verdict.NOT_ENOUGH or default.ratio is None:
-        return f"{unknown}: of the default, with its config unchanged, there is not enough evidence."
+        return _unknown(machine, "of the default, with its config unchanged, there is not enough evidence.")
     if default.verdict is change.verdict:
         moved = longer(default.ratio)
-        return f"Likely {machine}, and not the choice: the default, with its config unchanged, {moved}, too."
-    what = "this config" if same_config else "the choice of another config"
+        said = f"Likely {machine}, and not the choice: the default, with its config unchanged, {moved}, too."
+        return Cause(machine, said)
     moved = "took as long" if default.verdict is Verdict.UNCHANGED else longer(default.ratio)
-    return f"Likely {what}, and not {machine}: the default, with its config unchanged, {moved}."
+    beside = f"the default, with its config unchanged, {moved}."
+    if not same_config:
+        return Cause("another config", f"Likely the choice of another config, and not {machine}: {beside}")
+    # The same config: an update may slow one kernel and leave the other alone, so the environment is not cleared.
+    where = " in the new environment" if environment_changed else ""
+    return Cause(f"this config{where}", f"Likely this config{where}, and not the whole machine: {beside}")
+
+
+def _unknown(machine: str, why: str) -> Cause:
+    return Cause("cannot be told", f"Whether {machine} or the choice changed cannot be told: {why}")
 
 
 def longer(ratio: float, than: str = "before") -> str:

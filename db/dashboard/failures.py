@@ -13,6 +13,7 @@ from ...kernels.errors import NotFoundError
 from .. import listing, trial_counts, values
 from ..models import EnvironmentRow, ProblemRow, RunRow, TrialCountRow, TrialRow
 from ..records import TrialStatus
+from ..runs import find, ids
 
 MAX_ENDINGS = 200
 """Most (backend, status) pairs of an answer, those with most trials first: fifteen backends have ninety."""
@@ -87,20 +88,24 @@ class EndingsOf:
 
     Attributes:
         environment: its fingerprint; empty for all.
+        run: a run's id, or the beginning of one that no other has; empty for all.
     """
 
     environment: str = ""
+    run: str = ""
 
     def answer(self, connection: sa.Connection) -> Endings:
         """See Question.
 
         Raises:
-            NotFoundError: there is no such environment.
+            NotFoundError: there is no such environment, or no such run.
         """
         count, n = TrialCountRow, trial_counts.total()
         where = []
         if self.environment:
-            where = [count.environment_id == _environment_id(connection, self.environment)]
+            where.append(count.environment_id == _environment_id(connection, self.environment))
+        if self.run:
+            where.append(count.run_id == _run_id(connection, self.run))
         totals = connection.execute(sa.select(count.backend, n).where(*where).group_by(count.backend))
         # Apart from the sums over all, because most rows are of trials that ran, and to sort them costs most.
         failed = connection.execute(
@@ -135,6 +140,16 @@ def _environment_id(connection: sa.Connection, fingerprint: str) -> int:
     if found is None:
         raise NotFoundError(f"There is no environment {fingerprint!r} in the database.")
     return int(found)
+
+
+def _run_id(connection: sa.Connection, name: str) -> int:
+    """The id of a run in the database.
+
+    Raises:
+        NotFoundError: there is none. InvalidInputError: the name is too short, or several runs begin with it.
+    """
+    ulid = find(connection, name).id
+    return ids(connection, [ulid])[ulid]
 
 
 def _with_names(*columns: Any) -> Any:
@@ -185,11 +200,13 @@ class FailedTrials:
         backend: the backend. status: how they ended; not `ok`.
         environment: its fingerprint; empty for all.
         before: only those with a smaller id; 0 for any. limit: most trials.
+        run: as in EndingsOf.
     """
 
     backend: str
     status: str
     environment: str = ""
+    run: str = ""
     before: int = 0
     limit: int = 50
 
@@ -199,7 +216,8 @@ class FailedTrials:
             TrialRow.id, TrialRow.number, sa.func.substr(TrialRow.config, 1, CONFIG_CHARS), _REASON, TrialRow.origin,
             TrialRow.started_at, TrialRow.wall_s,
         )  # fmt: skip
-        select = _newest(connection, _with_names(*columns), self.backend, self.status, self.environment, self.limit)
+        which = (self.backend, self.status, self.environment, self.run, self.limit)
+        select = _newest(connection, _with_names(*columns), *which)
         if self.before:
             select = select.where(TrialRow.id < self.before)
         return [
@@ -227,30 +245,40 @@ class ReasonsOf:
     """The reasons of the newest trials of a backend that ended in one way, newest first.
 
     Attributes:
-        backend, status, environment: as in FailedTrials. limit: most trials that are read.
+        backend, status, environment, run: as in FailedTrials. limit: most trials that are read.
     """
 
     backend: str
     status: str
     environment: str = ""
+    run: str = ""
     limit: int = 2000
 
     def answer(self, connection: sa.Connection) -> list[Reason]:
         """See Question."""
-        select = _newest(
-            connection, _with_names(TrialRow.id, _REASON), self.backend, self.status, self.environment, self.limit
-        )
+        which = (self.backend, self.status, self.environment, self.run, self.limit)
+        select = _newest(connection, _with_names(TrialRow.id, _REASON), *which)
         return [Reason(id_, first_line(text), key) for id_, text, key, _ in connection.execute(select)]
 
 
-def _newest(connection: sa.Connection, select: Any, backend: str, status: str, environment: str, limit: int) -> Any:
+def _newest(
+    connection: sa.Connection, select: Any, backend: str, status: str, environment: str, run: str, limit: int
+) -> Any:
     """The newest trials that ended so: the index gives them in order, and is left as soon as there are enough."""
     listing.check_limit(limit)
+    run_id = _run_id(connection, run) if run else None
     environment_id = _environment_id(connection, environment) if environment else None
     filters = [
         (TrialRow.backend, values.name(backend, "The backend")),
         (TrialRow.status, values.name(status, "How a trial ended")),
         (TrialRow.environment_id, environment_id),
+        (TrialRow.run_id, run_id),
     ]
     where = listing.conditions(connection, filters, leading=2)
+    if run_id is not None:
+        # The index knows no runs, but a run's trials lie together: so only failures from its first to its last are
+        # looked at, and those among them that are of others ran at the same time.
+        of_run = sa.select(sa.func.min(TrialRow.id), sa.func.max(TrialRow.id)).where(TrialRow.run_id == run_id)
+        first, last = connection.execute(of_run).one()
+        where += [TrialRow.id >= (first or 0), TrialRow.id <= (last or 0)]
     return select.where(*where, _FAILED).order_by(TrialRow.id.desc()).limit(limit)

@@ -192,10 +192,10 @@ def _facts(seen: RunSeen, context: Context) -> Table:
         ("took", format_value(seen.seconds(context.now), Kind.SECONDS)),
         ("problems done", f"{run.n_done:,} of {run.n_problems:,}"),
         ("trials", run.n_trials),
-        ("failed trials", Cell(seen.n_failed, link=link("failures", environment=run.environment_fingerprint))),
-        ("not supported", seen.n_unsupported),
+        ("failed trials", Cell(seen.n_failed, link=link("failures", run=run.id))),
+        ("not supported", Cell(seen.n_unsupported, link=link("failures", "unsupported", run=run.id))),
         ("host", run.host),
-        ("process", run.pid),
+        ("process", str(run.pid)),
         ("seed", str(run.seed)),
         ("fp4tune", run.version),
     ]

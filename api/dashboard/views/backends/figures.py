@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...model import Cell, Figure, Table, Value
+from ...near import left_out, split
 from ...table_values import number_of, records, value_of
 
 _DECADE = 10.0
@@ -23,6 +24,7 @@ _SERIES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 """(what, measured in, marker). A star is what was not measured in the same rounds, in pictures as in tables."""
 
+_FEW = 10
 _ROW_PX, _REST_PX = 26, 150
 
 
@@ -43,29 +45,39 @@ def wins_figure(table: Table) -> Figure | None:
         "showlegend": False,
     }
     layout = {
-        "xaxis": {"title": {"text": "problems that it is served for"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": "problems that it is served for"}, "rangemode": "tozero"} | _whole_ticks(rows),
         "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
     }
     alt = "Bars: problems that each backend is served for, most first."
     return Figure("wins", alt, [trace], layout, height_px=_height(len(rows)))
 
 
+def _whole_ticks(rows: Sequence[dict[str, Value | Cell]]) -> dict[str, Any]:
+    """A tick a problem where there are few, because Plotly would put some between them."""
+    most = max(number_of(row["n_problems"]) or 0.0 for row in rows)
+    return {"dtick": 1} if most < _FEW else {}
+
+
 def candidates_figure(table: Table, published: Table | None = None) -> Figure | None:
     """Every backend's best and default with intervals, and what is published as hollow marks; None if nothing ran.
+
+    What takes many times as long as what is served is left out, and named below.
 
     Args:
         table: `backend_tables.candidates_table`.
         published: `published`'s table of the problem, if there is one.
     """
-    rows = [row for row in records(table) if number_of(row["time_us"]) is not None]
-    if not rows:
+    measured = [row for row in records(table) if number_of(row["time_us"]) is not None]
+    if not measured:
         return None
+    served_us = next((number_of(row["time_us"]) for row in measured if _series_of(row)[0] == "served"), None)
+    rows, far = split(measured, "time_us", served_us)
+    others, far_others = split(records(published) if published is not None else [], "published_us", served_us)
     traces = []
     for what, rounds, marker in _SERIES:
         own = [row for row in rows if _series_of(row) == (what, rounds)]
         if own:
             traces.append(_measured_trace(own, f"{what}, {rounds}", marker))
-    others = records(published) if published is not None else []
     for name in dict.fromkeys(str(value_of(row["publisher"])) for row in others):
         own = [row for row in others if value_of(row["publisher"]) == name]
         traces.append(_published_trace(own, name))
@@ -91,6 +103,8 @@ def candidates_figure(table: Table, published: Table | None = None) -> Figure | 
     )
     if others:
         alt += f" Below them {len(others)} published times as hollow marks of their own, with their error bands."
+    alt += left_out(far, "time_us", served_us, lambda row: f"{_label(row)} {value_of(row['what'])}")
+    alt += left_out(far_others, "published_us", served_us, _published_label)
     return Figure("candidates", alt, traces, layout, height_px=_height(len(set(labels))))
 
 

@@ -120,17 +120,20 @@ def means_table(items: Sequence[Candidates]) -> Table:
         )
     return Table(
         "means",
-        f"Against what is served, over the {len(items):,} problems below",
+        f"Against what is served, over the {len(items):,} problem{'s' * (len(items) != 1)} below",
         (
             Column("backend", "backend", Kind.CODE),
             Column("best", "best", Kind.FACTOR, "Times as fast as what is served, geometric mean: 1 is as fast."),
-            Column("n_best", "problems", Kind.INTEGER, "Over how many problems: those where it ran."),
+            Column("n_best", "best, problems", Kind.INTEGER, "Over how many problems: those where it ran."),
             Column("default", "default", Kind.FACTOR, "The same of what it does when nobody tuned it."),
-            Column("n_default", "problems", Kind.INTEGER, "Over how many problems: those where its default ran."),
+            Column(
+                "n_default", "default, problems", Kind.INTEGER, "Over how many problems: those where its default ran."
+            ),
             Column("n_tried", "tried on", Kind.INTEGER, "Problems on which any of its configs was tried."),
         ),
         rows,
         note="Backends that ran different problems are compared with what is served there, and not with each other.",
+        empty="The trials behind these winners are not in this database.",
     )
 
 

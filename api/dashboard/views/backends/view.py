@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .....db.dashboard.backends import Candidates, CandidatesIn, CandidatesOf, WinsOf
+from .....db.dashboard.problem import PlacesOf
 from .....db.dashboard.scopes import Scope
 from .....db.records import Policy
-from .....kernels.errors import InvalidInputError
+from .....kernels.errors import InvalidInputError, NotFoundError
+from .....kernels.problem import parse_key
 from ....results.figures import shape_text
 from ...choices import TUNE_FIRST, choose_scope
 from ...links import link
 from ...model import Filter, NextStep, Section, View
-from ...page import CURSOR, ENVIRONMENT, POLICY, PROBLEM, Asked, Context, Page
+from ...page import CURSOR, ENVIRONMENT, POLICY, PROBLEM, Asked, Context, Page, UnfittingError
 from .figures import candidates_figure, wins_figure
 from .published import of_environment, of_problem
 from .tables import baseline_of, candidates_table, means_table, serves, side_by_side, times_served, wins_table
@@ -89,7 +91,7 @@ def _lead(wins: Mapping[str, int]) -> str:
 def _one(context: Context, scope: Scope, problem: str, filters: tuple[Filter, ...]) -> View:
     """One problem."""
     environment = scope.environment.fingerprint
-    one = context.store.ask(CandidatesOf(environment, scope.policy, problem))
+    one = _candidates(context, CandidatesOf(environment, scope.policy, problem))
     place = {"environment": environment, "policy": scope.policy}
     table, others = candidates_table(one), of_problem(context.store, one.problem, scope)
     # Of another policy than published times are they may stand below each other, and share no picture.
@@ -113,6 +115,25 @@ def _one(context: Context, scope: Scope, problem: str, filters: tuple[Filter, ..
         ),
         lead=_lead_of(one),
     )
+
+
+def _candidates(context: Context, question: CandidatesOf) -> Candidates:
+    """What every backend reached on a problem.
+
+    Raises:
+        UnfittingError: the problem is served, and not in this environment by this policy.
+        NotFoundError: it is served nowhere.
+    """
+    try:
+        return context.store.ask(question)
+    except NotFoundError as error:
+        try:
+            places = context.store.ask(PlacesOf(parse_key(question.problem)))
+        except InvalidInputError:
+            places = []
+        if not places:
+            raise
+        raise UnfittingError(str(error), (PROBLEM.name,)) from error
 
 
 def _lead_of(one: Candidates) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .....db.dashboard.failures import FailedTrial, FailedTrials, Reason, ReasonsOf
+from ....dashboard import changes as of
 from ...links import link
-from ...model import Cell, Column, Kind, Section, Table
-from ...page import BACKEND, CURSOR, ENVIRONMENT, STATUS, Asked, Context, address
+from ...model import Column, Kind, Section, Table
+from ...page import BACKEND, CURSOR, ENVIRONMENT, RUN, STATUS, Asked, Context, address
 
 N_REASONS = 2000
 """Newest trials whose reasons are grouped."""
@@ -59,9 +60,14 @@ def kinds_of(reasons: Sequence[Reason]) -> list[tuple[str, _Kind]]:
     return sorted(kinds.items(), key=lambda item: -item[1].n)
 
 
+def where_of(asked: Asked) -> dict[str, str | None]:
+    """Where trials are looked for: what every address of this page keeps."""
+    return {parameter.name: asked.get(parameter) for parameter in (ENVIRONMENT, RUN)}
+
+
 def reason_sections(context: Context, asked: Asked) -> tuple[Section, ...]:
     """The sections for a backend and a status that were both chosen."""
-    which = (asked.get(BACKEND), asked.get(STATUS), asked.get(ENVIRONMENT))
+    which = (asked.get(BACKEND), asked.get(STATUS), asked.get(ENVIRONMENT), asked.get(RUN))
     filters, cursor = asked.filters(), asked.get(CURSOR)
     before = int(context.cursors.read(LISTING, filters, cursor)) if cursor else 0
     reasons = context.store.ask(ReasonsOf(*which, limit=N_REASONS))
@@ -69,7 +75,7 @@ def reason_sections(context: Context, asked: Asked) -> tuple[Section, ...]:
     more = ""
     if len(found) > PAGE_SIZE:
         found = found[:PAGE_SIZE]
-        given = {parameter.name: asked.get(parameter) for parameter in (ENVIRONMENT, BACKEND, STATUS)}
+        given = {parameter.name: asked.get(parameter) for parameter in (ENVIRONMENT, BACKEND, STATUS, RUN)}
         more = address("failures", "trials", **given, cursor=context.cursors.make(LISTING, filters, found[-1].id))
     return (
         Section("Reasons", (), None, _kinds_table(reasons), anchor="reasons"),
@@ -88,7 +94,7 @@ def _kinds_table(reasons: Sequence[Reason]) -> Table:
         Column("problems", "problems", Kind.INTEGER),
         Column("kind", "kind of reason"),
         Column("newest", "newest of them"),
-        Column("problem", "of problem", Kind.CODE),
+        Column("problem", "of problem"),
     )
     rows = [
         (
@@ -97,7 +103,7 @@ def _kinds_table(reasons: Sequence[Reason]) -> Table:
             len(kind.problems),
             text,
             kind.newest.text or None,
-            Cell(kind.newest.problem_key, link=link("problem", problem=kind.newest.problem_key)),
+            of.problem_cell(kind.newest.problem_key, link("problem", problem=kind.newest.problem_key)),
         )
         for text, kind in kinds[:MAX_KINDS]
     ]
@@ -107,7 +113,7 @@ def _kinds_table(reasons: Sequence[Reason]) -> Table:
 def _trials_table(found: Sequence[FailedTrial], more: str) -> Table:
     columns = (
         Column("trial_id", "trial", Kind.CODE, "The trial's id in the database."),
-        Column("problem", "problem", Kind.CODE),
+        Column("problem", "problem"),
         Column("number", "number", Kind.INTEGER, "Which trial of this problem in its run, from 0."),
         Column("origin", "why tried", Kind.CODE, "default, seed, sampler, enumerated, or final (a re-measurement)."),
         Column("config", "config", Kind.CODE),
@@ -119,14 +125,14 @@ def _trials_table(found: Sequence[FailedTrial], more: str) -> Table:
     rows = [
         (
             str(one.id),
-            Cell(one.problem_key, link=link("problem", problem=one.problem_key)),
+            of.problem_cell(one.problem_key, link("problem", problem=one.problem_key)),
             one.number,
             one.origin,
             one.config,
             one.reason or None,
             one.started_at,
             one.wall_s,
-            Cell(one.run_id, link=link("run", run=one.run_id)),
+            of.run_cell(one.run_id),
         )
         for one in found
     ]

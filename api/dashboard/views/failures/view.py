@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from .....db.dashboard.failures import Ending, EndingsOf
 from .....db.records import TrialStatus
 from .....kernels.errors import InvalidInputError
+from ....dashboard import changes as of
 from ...choices import MAX_OPTIONS, TUNE_FIRST
 from ...links import link
+from ...measures import share_text
 from ...model import Cell, Column, Figure, Filter, Kind, NextStep, Option, Row, Section, Table, View
-from ...page import BACKEND, CURSOR, ENVIRONMENT, STATUS, Asked, Context, Page
+from ...page import BACKEND, CURSOR, ENVIRONMENT, RUN, STATUS, Asked, Context, Page
 from ...place_filters import environment_filter
-from .reasons import reason_sections
+from .reasons import reason_sections, where_of
 
 MEANINGS: Mapping[str, str] = {
     "compile_failed": "making the kernel failed: the compiler refused it, died, or took more than its share of memory",
@@ -39,7 +41,7 @@ _COLUMNS = (
     Column("share", "of its trials", Kind.SHARE, "Share of all trials of this backend here, those that ran included."),
     Column("problems", "problems", Kind.INTEGER, "How many problems had at least one such trial."),
     Column("reason", "newest reason", help="First line of what the newest such trial said."),
-    Column("problem", "of problem", Kind.CODE),
+    Column("problem", "of problem"),
     Column("started_at", "started (UTC)", Kind.MOMENT),
     Column("run", "run", Kind.CODE),
 )
@@ -47,10 +49,10 @@ _COLUMNS = (
 
 def view(context: Context, asked: Asked) -> View:
     """The page."""
-    environment, backend, status = asked.get(ENVIRONMENT), asked.get(BACKEND), asked.get(STATUS)
+    environment, backend, status, run = (asked.get(one) for one in (ENVIRONMENT, BACKEND, STATUS, RUN))
     if status and status not in _COLORS:
         raise InvalidInputError(f"No trial fails by ending {status!r}: it is one of {', '.join(_COLORS)}.")
-    endings = context.store.ask(EndingsOf(environment))
+    endings = context.store.ask(EndingsOf(environment, run))
     totals = endings.totals
     shown = [
         one for one in endings.failed if backend in ("", one.backend) and status in ("", one.status)
@@ -59,27 +61,32 @@ def view(context: Context, asked: Asked) -> View:
         environment_filter(context, environment),
         _backend_filter(totals, backend),
         Filter(STATUS.name, "How it ended", status, (Option("", "any"), *(Option(one, one) for one in _COLORS))),
+        Filter(RUN.name, "Run", run),
     )
+    if not totals and run:
+        step = NextStep(f"Run {run} has no trials here. Its page says what it does.", link=link("run", run=run))
+        return View("Failures", filters=filters, next_steps=(step,))
     if not totals:
         return View("Failures", filters=filters if environment else (), next_steps=(TUNE_FIRST,))
-    sections = _sections(shown, totals, environment, status)
+    sections = _sections(shown, totals, asked)
     if backend and status:
         sections += reason_sections(context, asked)
-    steps = () if backend and status else _choose(shown, environment)
-    return View("Failures", sections, filters, steps, _lead(shown, totals, backend, status))
+    steps = () if backend and status else _choose(shown, asked)
+    return View("Failures", sections, filters, steps, _lead(shown, totals, asked))
 
 
-def _lead(shown: Sequence[Ending], totals: Mapping[str, int], backend: str, status: str) -> str:
+def _lead(shown: Sequence[Ending], totals: Mapping[str, int], asked: Asked) -> str:
     """How much failed, in a sentence."""
+    backend, status, run = (asked.get(one) for one in (BACKEND, STATUS, RUN))
     all_ = totals.get(backend, 0) if backend else sum(totals.values())
     failed = sum(one.n for one in shown if one.status != UNSUPPORTED)
     refused = sum(one.n for one in shown if one.status == UNSUPPORTED)
-    of = f"of {all_:,} trials" + (f" of {backend}" if backend else "")
+    of = f"of {all_:,} trials" + (f" of {backend}" if backend else "") + (f" in run {run}" if run else "")
     not_taken = "not supported, which is no failure."
     if status == UNSUPPORTED:
         return f"{refused:,} {of} {_were(refused)} {not_taken}"
     how = f" by ending {status}" if status else ""
-    share = f" ({failed / all_:.2%})" if all_ and failed else ""
+    share = f" ({share_text(failed / all_)})" if all_ and failed else ""
     more = f"; {refused:,} more {_were(refused)} {not_taken}" if refused else "."
     return f"{failed:,} {of} failed{how}{share}{more}"
 
@@ -88,13 +95,13 @@ def _were(n: int) -> str:
     return "was" if n == 1 else "were"
 
 
-def _choose(shown: Sequence[Ending], environment: str) -> tuple[NextStep, ...]:
+def _choose(shown: Sequence[Ending], asked: Asked) -> tuple[NextStep, ...]:
     """Where the reasons are."""
     failed = [one for one in shown if one.status != UNSUPPORTED] or list(shown)
     if not failed:
         return ()
     most = failed[0]
-    where = link("failures", environment=environment, backend=most.backend, status=most.status)
+    where = link("failures", **where_of(asked) | {"backend": most.backend, "status": most.status})
     if not where:
         return ()
     return (
@@ -110,12 +117,11 @@ def _backend_filter(totals: Mapping[str, int], chosen: str) -> Filter:
     return Filter(BACKEND.name, "Backend", chosen, (Option("", "all"), *(Option(one, one) for one in sorted(some))))
 
 
-def _sections(
-    shown: Sequence[Ending], totals: Mapping[str, int], environment: str, status: str
-) -> tuple[Section, ...]:  # fmt: skip
+def _sections(shown: Sequence[Ending], totals: Mapping[str, int], asked: Asked) -> tuple[Section, ...]:
     """What failed, and apart from it what was not supported."""
-    failed = [_row(one, totals, environment) for one in shown if one.status != UNSUPPORTED]
-    refused = [_row(one, totals, environment) for one in shown if one.status == UNSUPPORTED]
+    status = asked.get(STATUS)
+    failed = [_row(one, totals, asked) for one in shown if one.status != UNSUPPORTED]
+    refused = [_row(one, totals, asked) for one in shown if one.status == UNSUPPORTED]
     sections = []
     if status != UNSUPPORTED:
         table = Table(
@@ -136,11 +142,11 @@ def _sections(
     return tuple(sections)
 
 
-def _row(one: Ending, totals: Mapping[str, int], environment: str) -> Row:
+def _row(one: Ending, totals: Mapping[str, int], asked: Asked) -> Row:
     total, latest = totals.get(one.backend, 0), one.latest
     # Another fp4tune may have written a word that this one has never heard of.
     known = one.status if one.status in _COLORS else None
-    reasons = link("failures", environment=environment, backend=one.backend, status=known)
+    reasons = link("failures", **where_of(asked) | {"backend": one.backend, "status": known})
     found: Row = (
         Cell(one.backend, link=reasons),
         Cell(one.status, link=reasons),
@@ -153,9 +159,9 @@ def _row(one: Ending, totals: Mapping[str, int], environment: str) -> Row:
     return (
         *found,
         latest.reason or None,
-        Cell(latest.problem_key, link=link("problem", problem=latest.problem_key)),
+        of.problem_cell(latest.problem_key, link("problem", problem=latest.problem_key)),
         latest.started_at,
-        Cell(latest.run_id, link=link("run", run=latest.run_id)),
+        of.run_cell(latest.run_id),
     )
 
 
@@ -190,4 +196,4 @@ def _figure(table: Table) -> Figure | None:
     return Figure(f"{table.name}_by_backend", alt, traces, layout)
 
 
-PAGE = Page("failures", "Failures", "What failed?", (ENVIRONMENT, BACKEND, STATUS, CURSOR), view)
+PAGE = Page("failures", "Failures", "What failed?", (ENVIRONMENT, BACKEND, STATUS, RUN, CURSOR), view)

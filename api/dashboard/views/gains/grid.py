@@ -82,7 +82,7 @@ def problem_list(rows: Sequence[GemmRow], tokens: Sequence[int], environment: st
         Column("shape", "shape", Kind.CODE),
         Column("phases", "phases"),
         Column("backend", "served by", Kind.CODE),
-        Column("time_us", "served µs", Kind.TIME_US, "Median; the 95% interval is beside it."),
+        Column("time_us", "served µs", Kind.TIME_US, "Median; the 95 % interval is beside it."),
         Column("default_us", "default µs", Kind.TIME_US, "The fastest default of any backend, in the same rounds."),
         Column("speedup", "speed-up", Kind.FACTOR),
         Column("tied", "tied", Kind.INTEGER, "Configs that cannot be told apart from the fastest, with it."),

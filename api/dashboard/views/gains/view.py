@@ -229,7 +229,7 @@ def _totals(totals: Totals) -> tuple[Section, ...]:
     for phase, (step, m_is) in STEPS.items():
         if any(one.phase == phase and one.is_complete for one in totals.totals):
             table = total_table(phase, totals.totals)
-            words = (TOTAL, m_is, *totals.left_out)
+            words = (*(() if sections else (TOTAL,)), m_is, *totals.left_out)
             sections.append(
                 Section(f"A {step}", words, figure=total_figure(phase, table), table=table, anchor=f"total-{phase}")
             )

@@ -42,9 +42,10 @@ def history_figure(table: Table, name: str) -> Figure:
         "shapes": [_line(x) for x, _ in moved],
         "annotations": [_said(x, text, i) for i, (x, text) in enumerate(moved[-MAX_SAID:])],
     }
+    times = "once" if len(moved) == 1 else f"{len(moved)} times"
     alt = (
         f"Time of what was served and of the default for {name}, {len(when)} measurements by when they were made, "
-        f"with their 95 % intervals; the environment changed {len(moved)} times."
+        f"with their 95 % intervals; the environment changed {times}."
     )
     return Figure("history", alt, traces, layout)
 

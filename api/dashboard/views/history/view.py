@@ -87,20 +87,29 @@ def _list(context: Context, asked: Asked, places: Sequence[DevicePolicy], chosen
         of.change_between(before, after, chosen.policy) for after, before in found.pairs if before is not None
     )
     once = [after for after, before in found.pairs if before is None]
-    everything: list[of.Change | Served] = [*changes, *once]
+    # Both lists are paged as one, so that a page has ROWS of them together.
+    end = offset + ROWS
     more = ""
-    if offset + ROWS < len(everything):
-        more = _more(context, asked, chosen, f"{found.newest_id}:{offset + ROWS}")
-    table = _changes_table(everything[offset : offset + ROWS], found, chosen, more)
+    if end < len(changes) + len(once):
+        more = _more(context, asked, chosen, f"{found.newest_id}:{end}")
+    shown = changes[offset:end]
+    shown_once = once[max(0, offset - len(changes)) : max(0, end - len(changes))]
     lead = f"Last change of {len(changes):,} problems that were measured more than once: {of.counts_text(changes)}."
     if once:
         lead += f" {len(once):,} more were measured once only."
     warnings: tuple[str, ...] = ()
     if found.clipped:
-        warnings = (f"Only the {len(everything):,} problems that were tuned last are looked at.",)
+        warnings = (f"Only the {len(found.pairs):,} problems that were tuned last are looked at.",)
+    sections = []
+    if shown or not shown_once:
+        table = _changes_table(shown, found, chosen, "" if shown_once else more)
+        text = (of.rule_text(chosen.policy),)
+        sections.append(Section("Last change of each problem", text, table=table, anchor="changes"))
+    if shown_once:
+        sections.append(Section("Measured once", table=_once_table(shown_once, chosen, more), anchor="once"))
     return View(
         f"Last change of every problem, {chosen.device.name}",
-        (Section("Last change of each problem", (of.rule_text(chosen.policy),), table=table, anchor="changes"),),
+        tuple(sections),
         _filters(places, chosen, [one.problem_key for one, _ in found.pairs], ""),
         _next_steps(changes, once, chosen),
         lead,
@@ -125,15 +134,15 @@ def _more(context: Context, asked: Asked, chosen: DevicePolicy, position: int | 
     return address("history", **given, cursor=cursor)
 
 
-def _changes_table(rows: Sequence[of.Change | Served], found: Changes, chosen: DevicePolicy, more: str) -> Table:
+def _changes_table(rows: Sequence[of.Change], found: Changes, chosen: DevicePolicy, more: str) -> Table:
     columns = (
         Column("problem", "problem"),
         *of.VERDICT_COLUMNS,
         Column("time_us_before", "before, µs", Kind.TIME_US, "median of what was served before"),
         Column("time_us", "now, µs", Kind.TIME_US, "median of what is served now"),
+        Column("why", "likely from", help="by what the default did meanwhile; the problem's own page says it in full"),
         Column("what_changed", "what changed", help="config and environment, from the earlier to the later"),
         Column("created_at", "measured", Kind.MOMENT),
-        Column("why", "in words"),
     )
     return Table(
         "changes",
@@ -142,23 +151,36 @@ def _changes_table(rows: Sequence[of.Change | Served], found: Changes, chosen: D
         [_change_row(one, found.environments, chosen) for one in rows],
         legend=LEGEND,
         more=more,
-        empty="No problem was measured here yet.",
+        empty="No problem was measured more than once here, so there is nothing to compare.",
     )
 
 
-def _change_row(one: of.Change | Served, environments: dict[str, Environment], chosen: DevicePolicy) -> Row:
-    change = one if isinstance(one, of.Change) else None
-    after = one.after if isinstance(one, of.Change) else one
-    to = ""
-    if after.problem_key:
-        to = link("history", device=chosen.device.fingerprint, policy=chosen.policy, problem=after.problem_key)
-    problem = of.problem_cell(after.problem_key, to)
-    if change is None:
-        return (problem, *of.verdict_cells(None), None, after.time_us, None, after.created_at, None)
+def _change_row(one: of.Change, environments: dict[str, Environment], chosen: DevicePolicy) -> Row:
     return (
-        problem, *of.verdict_cells(change), change.before.time_us, after.time_us,
-        _what_changed(change, environments, chosen.policy), after.created_at, of.words_cell(change),
+        _linked_problem(one.after, chosen), *of.verdict_cells(one), one.before.time_us, one.after.time_us,
+        of.cause_cell(one), _what_changed(one, environments, chosen.policy), one.after.created_at,
     )  # fmt: skip
+
+
+def _once_table(rows: Sequence[Served], chosen: DevicePolicy, more: str) -> Table:
+    columns = (
+        Column("problem", "problem"),
+        Column("time_us", "now, µs", Kind.TIME_US, "median of what is served now"),
+        Column("backend", "backend", Kind.CODE),
+        Column("created_at", "measured", Kind.MOMENT),
+    )
+    return Table(
+        "once", f"Problems that were measured once, {chosen.device.name}, {chosen.policy}", columns,
+        [(_linked_problem(one, chosen), one.time_us, one.backend, one.created_at) for one in rows], more=more,
+    )  # fmt: skip
+
+
+def _linked_problem(served: Served, chosen: DevicePolicy) -> Cell:
+    """A problem, which leads to its history."""
+    to = ""
+    if served.problem_key:
+        to = link("history", device=chosen.device.fingerprint, policy=chosen.policy, problem=served.problem_key)
+    return of.problem_cell(served.problem_key, to)
 
 
 def _what_changed(change: of.Change, environments: dict[str, Environment], policy: str) -> Cell:
@@ -232,7 +254,7 @@ def _problem(context: Context, asked: Asked, places: Sequence[DevicePolicy], cho
 
 _BESIDE = (
     "What was served, and the fastest default, measured in the same rounds: where both move, the machine or its "
-    "software changed; where only one does, the choice did."
+    "software changed; where only what was served does, it is about its config."
 )
 
 
@@ -280,7 +302,7 @@ def _winners_table(found: History, changes: Sequence[of.Change | None], chosen: 
     rows: list[Row] = []
     for one, change in zip(found.served, changes, strict=True):
         verdict, ratio, low, high = of.verdict_cells(change)
-        against = f"{one.backend}, the first one" if change is None else of.config_change(change.before, change.after)
+        against = one.backend if change is None else of.config_change(change.before, change.after)
         rows.append(
             (
                 one.created_at, of.run_cell(one.run_id), _environment_cell(one), verdict,

@@ -11,6 +11,7 @@ from .....db.records import Policy, Run, Winner
 from .....kernels.errors import InvalidInputError
 from .....kernels.problem import Problem, parse_shape
 from ...links import link
+from ...measures import share_text
 from ...model import Cell, Column, Command, Kind, Layout, Mark, Row, Section, Table
 from ...page import BACKEND
 from ...tune_commands import backend_options, best, tune_again
@@ -213,7 +214,7 @@ def _factor(speedup: float | None) -> str:
 
 
 def _share(share: float | None) -> Cell:
-    return Cell(share, "not known: the roofs of this card were not measured" if share is None else f"{share:.0%}")
+    return Cell(share, "not known: the roofs of this card were not measured" if share is None else share_text(share))
 
 
 def _tied(winner: Winner) -> Cell:

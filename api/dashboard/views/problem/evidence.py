@@ -10,6 +10,7 @@ from .....db.dashboard.problem import Entrant, Evidence
 from .....db.records import Choice, Winner
 from .....kernels.problem import Op, OutDtype
 from ...model import Cell, Column, Figure, Kind, Mark, Row, Section, Table
+from ...near import left_out, split
 from ...table_values import number_of, records, value_of
 from ..gains.cells import ratio
 
@@ -57,7 +58,7 @@ def finals_table(
         Column("role", "what it is", help="A default is what its backend does untuned; a baseline is never served."),
         Column("backend", "backend", Kind.CODE),
         Column("time_us", "µs", Kind.TIME_US, "Median of the finals."),
-        Column("time_us_low", "from", Kind.TIME_US, "Lower end of the 95% interval of the median."),
+        Column("time_us_low", "from", Kind.TIME_US, "Lower end of the 95 % interval of the median."),
         Column("time_us_high", "to", Kind.TIME_US, "Upper end of it."),
         Column("over_served", "over served", Kind.FACTOR, "Its time over that of what is served."),
         Column("roof_share", "roof", Kind.SHARE, "Time that the card's measured roofs allow at least, over the time."),
@@ -76,7 +77,7 @@ def finals_table(
         key = _key(one.backend, one.config)
         role = _role(key, served, ties, one.backend in baselines)
         marks = {"served": (Mark.SERVED,), "tie": (Mark.TIE,)}.get(role, ())
-        note = "its backend's default" if key in default_keys and role != "baseline" else ""
+        note = "its backend's default" if key in default_keys and role in ("served", "tie") else ""
         note = note if one.time_us is not None else f"{one.status}: {_first_line(one.error)}"
         role = "default" if key in default_keys and role == "finalist" else role
         rows.append(
@@ -90,8 +91,10 @@ def finals_table(
 
 
 def finals_figure(table: Table) -> Figure:
-    """Medians with their intervals, one line a config, in the table's order from the top."""
-    rows = [row for row in records(table) if number_of(row["time_us"]) is not None]
+    """Medians with their intervals, one line a config, in the table's order from the top; without those far away."""
+    measured = [row for row in records(table) if number_of(row["time_us"]) is not None]
+    served_us = next((number_of(row["time_us"]) for row in measured if value_of(row["role"]) == "served"), None)
+    rows, far = split(measured, "time_us", served_us)
     names = [f"{value_of(row['place'])} · {value_of(row['backend'])}" for row in rows]
     traces: list[Mapping[str, Any]] = []
     for role in _ROLES:
@@ -123,10 +126,11 @@ def finals_figure(table: Table) -> Figure:
     logarithmic = bool(seen) and max(seen) > _LOG_FROM * min(seen)
     return Figure(
         "finals",
-        "Medians of the finals with their 95% intervals, a config a line, the fastest at the top.",
+        "Medians of the finals with their 95 % intervals, a config a line, the fastest at the top."
+        + left_out(far, "time_us", served_us, lambda row: f"{value_of(row['place'])} · {value_of(row['backend'])}"),
         traces,
         {
-            "xaxis": {"title": {"text": "µs, median and 95% interval"}, "type": "log" if logarithmic else "linear"},
+            "xaxis": {"title": {"text": "µs, median and 95 % interval"}, "type": "log" if logarithmic else "linear"},
             "yaxis": {
                 "title": {"text": "place and backend"},
                 "type": "category",

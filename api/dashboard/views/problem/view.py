@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from .....db.dashboard.gains import Served
 from .....db.dashboard.problem import AttemptsAt, EvidenceOf, PlacesOf, TunedElsewhere
 from .....db.dashboard.scopes import Scope
 from .....db.records import Run, Winner, WinnerFilter
 from .....kernels.backend import can_serve, load_backends
+from .....kernels.device import Environment
 from .....kernels.errors import NotFoundError
 from .....kernels.problem import Problem, parse_key
 from .....tuner.plausible import doubt_in
 from ....results.figures import shape_text
-from ...choices import Chosen, choose_scope, environment_label
-from ...model import Filter, NextStep, View
-from ...page import ENVIRONMENT, POLICY, PROBLEM, Asked, Context, Page, address
+from ...choices import MAX_OPTIONS, Chosen, choose_scope, environment_label
+from ...model import Filter, NextStep, Option, View
+from ...page import ENVIRONMENT, POLICY, PROBLEM, Asked, Context, Page, UnfittingError, address
 from ...workloads import Use
 from ..gains.cells import Place, State, place_of
 from ..gains.grid import interval
@@ -32,6 +34,7 @@ def view(context: Context, asked: Asked) -> View:
 
     Raises:
         InvalidInputError: the address names a problem that is none.
+        UnfittingError: it names a policy by which nothing is served in the environment that it names.
         NotFoundError: it names an environment that is not stored.
     """
     key = asked.get(PROBLEM)
@@ -60,11 +63,23 @@ def _chosen(context: Context, asked: Asked, places: list[TunedElsewhere]) -> Cho
         return choose_scope(context, Asked(asked.page, {**asked.values, **named}))
     try:
         return choose_scope(context, asked)
+    except UnfittingError:
+        raise
     except NotFoundError:
         if not environment:
             raise
-        context.store.environment(environment)  # one that is not stored at all is refused
-        return Chosen(None, (), choose_scope(context, Asked(asked.page, {})).filters)
+        found = context.store.environment(environment)  # one that is not stored at all is refused
+        return Chosen(None, (), _filters_at(found.environment, choose_scope(context, Asked(asked.page, {})).filters))
+
+
+def _filters_at(environment: Environment, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
+    """The choice of an environment, where one is chosen in which nothing is served at all."""
+    here = Option(environment.fingerprint, environment_label(environment))
+    return tuple(
+        replace(one, value=here.value, options=(here, *one.options[: MAX_OPTIONS - 1]))
+        for one in filters
+        if one.name == ENVIRONMENT.name
+    )
 
 
 def _winner(context: Context, problem: Problem, scope: Scope) -> Winner | None:
@@ -117,7 +132,8 @@ def _missing(
     attempts = context.store.ask(AttemptsAt(problem, environment))
     where = f"in {environment_label(scope.environment)} under {scope.policy}" if scope else "here"
     n = sum(one.n for one in attempts)
-    tried = f"{n:,} trial{'s' * (n != 1)} of it ended as listed below" if attempts else "it was never tried there"
+    never = "it was never tried " + ("there" if environment else "here")
+    tried = f"{n:,} trial{'s' * (n != 1)} of it ended as listed below" if attempts else never
     return View(
         title=f"Problem {shape_text(problem)}",
         lead=f"Nothing is served for it {where}; {tried}.",

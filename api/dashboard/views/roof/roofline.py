@@ -25,7 +25,7 @@ Not 1, because the BF16 rate of one H200 differed by 4 % from one measurement to
 _LEAST, _MOST = 1e6, 1e21
 """Bytes and operations per second that no card is below or above."""
 
-_SEED = 0
+ANY_SEED = 0
 """Of the operands: of a dense problem it decides neither bytes nor operations."""
 
 
@@ -84,7 +84,7 @@ def place(served: Served, roofs: Roofs, device: Device) -> Placed | None:
     problem, time_us, share = served.problem, served.time_us, served.roof_share
     if not _is_positive(time_us) or not (_is_positive(share) or problem.op is Op.DENSE):
         return None
-    least_us = share * time_us if share and _is_positive(share) else floor_us(problem, roofs, _SEED, device)
+    least_us = share * time_us if share and _is_positive(share) else floor_us(problem, roofs, ANY_SEED, device)
     rate_us = problem.flops / roofs.bf16_flops_per_s * 1e6 if bf16_rate_bounds(problem, device) else 0.0
     n_bytes, limit = _bytes(problem, least_us, rate_us, roofs)
     placed = Placed(served, float(problem.flops), n_bytes, least_us, least_us / time_us, limit)
@@ -113,7 +113,7 @@ def _bytes(problem: Problem, least_us: float, rate_us: float, roofs: Roofs) -> t
     """
     of_copy = roofs.copy_bytes_per_s * 1e-6
     if problem.op is Op.DENSE:
-        n_bytes = float(load_of(problem, _SEED)[0])
+        n_bytes = float(load_of(problem, ANY_SEED)[0])
         return n_bytes, Limit.MATRIX if rate_us > n_bytes / of_copy else Limit.MEMORY
     at_most = least_us * of_copy
     if rate_us < _NEAR * least_us:

@@ -13,6 +13,7 @@ from .....kernels.problem import Op, Problem
 from .....tuner.roofs import bf16_rate_bounds
 from ....results.figures import shape_text
 from ...links import link
+from ...measures import share_text
 from ...model import Cell, Column, Figure, Kind, Section, Table
 from ...table_values import link_of, number_of, records, value_of
 from .roofline import Placed, ridge
@@ -165,7 +166,7 @@ def _hover(row: dict[str, Any]) -> str:
         [
             f"{role}: {value_of(row['problem'])}" if role else str(value_of(row["problem"])),
             f"{value_of(row['backend'])}, {number_of(row['time_us']):.2f} µs",
-            f"{number_of(row['roof_share']):.0%} of the roof, limited by {value_of(row['limit'])}",
+            f"{share_text(number_of(row['roof_share']) or 0.0)} of the roof, limited by {value_of(row['limit'])}",
         ]
     )
 

@@ -10,19 +10,26 @@ from pathlib import PurePosixPath
 from .....db.dashboard.roof import Served, ServedIn, Workload, WorkloadsOf
 from .....db.dashboard.scopes import Scope
 from .....db.records import Roofs
+from .....kernels.device import Device
+from .....kernels.problem import Op
+from .....tuner.roofs import floor_us
 from ....results.figures import shape_text
 from ...choices import TUNE_FIRST, choose_scope
 from ...links import link
+from ...measures import share_text
 from ...model import Filter, NextStep, Option, View
 from ...page import ENVIRONMENT, POLICY, RUN, Asked, Context, Page
 from ...tune_commands import tune_shapes
-from .roofline import Limit, Placed, can_be, place
+from .roofline import ANY_SEED, Limit, Placed, can_be, place
 from .sections import to_gain, under_the_roofs, with_m
 
 MAX_MARKS = 500
 """Most problems of the page: with links and hover texts they take two thirds of the megabyte that a page may have."""
 
 MAX_OPTIONS = 200
+
+ROOFS_AGREE = 0.01
+"""Shares of the roof that differ by less are taken for the same: they are shown as whole percents."""
 
 MEASURED_AGAIN = 8
 """Problems that the command names which measures the roofs: the newest."""
@@ -114,7 +121,7 @@ def _lead(placed: Sequence[Placed]) -> str:
     layers = f" over {most.served.layers:,} layers" if most.served.layers > 1 else ""
     return (
         f"The median of {len(placed):,} problem{'s' * (len(placed) != 1)} reaches "
-        f"{statistics.median(one.share for one in placed):.0%} of the roof. Limited {by}. Most is left at "
+        f"{share_text(statistics.median(one.share for one in placed))} of the roof. Limited {by}. Most is left at "
         f"{shape_text(most.served.problem)}: {most.gain_us:,.1f} µs{layers}."
     )
 
@@ -145,13 +152,22 @@ def _warnings(
             "happens: a kernel that mostly reads may beat a copy, half of which is writing. Far above means that its "
             "operands came from the L2 cache."
         )
-    if before := sum(one.served.stored_at < roofs.measured_at for one in placed):
+    before = [one for one in placed if one.served.stored_at < roofs.measured_at]
+    if before and not _agree(before, roofs, scope.environment.device):
         said.append(
-            f"The roofs were measured at {roofs.measured_at:%Y-%m-%d %H:%M} UTC, after {before:,} of these problems. A "
-            "share of the roof is the one that was stored with its measurement, by the roofs known then, so it may "
-            "differ a little from what the picture shows."
+            f"The roofs were measured at {roofs.measured_at:%Y-%m-%d %H:%M} UTC, after {len(before):,} of these "
+            "problems. A share of the roof is the one that was stored with its measurement, by the roofs known then, so "
+            "it may differ from what the picture shows."
         )
     return tuple(said)
+
+
+def _agree(placed: Sequence[Placed], roofs: Roofs, device: Device) -> bool:
+    """Whether stored shares are those that the roofs would give now, as far as can be told: of dense problems."""
+    dense = [one for one in placed if one.served.problem.op is Op.DENSE]
+    return bool(dense) and all(
+        abs(one.least_us / floor_us(one.served.problem, roofs, ANY_SEED, device) - 1) < ROOFS_AGREE for one in dense
+    )
 
 
 PAGE = Page("roof", "Roof", "How near is the roof?", (ENVIRONMENT, POLICY, RUN), view)
