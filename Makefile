@@ -32,8 +32,9 @@ REFERENCE := aiconfigurator-core==0.12.0
 NEW_CUTLASS := flashinfer-python==0.7.4
 OLD_CUTLASS := nvidia-cutlass==4.2.0.0
 
-.PHONY: setup demo test test-served-fastapi test-humming-versions test-flashinfer test-old-triton test-cutlass test-reference \
-	test-network test-slow test-gpu browser-setup test-browser bench-dashboard screenshots deploy-setup test-images lint format types check clean
+.PHONY: setup demo test test-network test-slow test-gpu test-served-fastapi test-humming-versions test-flashinfer \
+	test-old-triton test-cutlass test-reference browser-setup test-browser bench-dashboard screenshots \
+	deploy-setup test-images lint format types check clean
 
 setup: $(VENV)/.ready
 
@@ -158,9 +159,11 @@ bench-dashboard: setup
 screenshots: setup
 	$(BIN)/python tools/make_screenshots.py
 
-# What the tests of docker/ need of Debian's packages: docker-compose and systemd read their files, podman builds and runs the
-# images (by runc, because crun refuses machines that have cgroups of both versions), mmdebstrap makes their stand-in base.
-DEPLOY_PACKAGES := docker-compose systemd podman buildah runc uidmap netavark aardvark-dns iptables catatonit mmdebstrap
+# What the tests of docker/ need of Debian's packages: docker-compose and systemd read their files, podman builds and
+# runs the images (by runc, because crun refuses machines that have cgroups of both versions), mmdebstrap makes their
+# stand-in base.
+DEPLOY_PACKAGES := docker-compose systemd podman buildah runc uidmap netavark aardvark-dns iptables catatonit \
+	mmdebstrap
 
 deploy-setup:
 	@missing=$$(for name in $(DEPLOY_PACKAGES); do \
@@ -177,9 +180,9 @@ deploy-setup:
 		--include=python3,python3-pip,ca-certificates --format=tar bookworm $@.new
 	@mv $@.new $@
 
-# Builds both images and runs them as compose does; as root, with 3 GB of /tmp. What they are built on is a stand-in. A machine
-# that lets nobody make containers or file systems in it (many containers do) is told apart from a fault of ours: there the
-# tests are skipped, with the reason.
+# Builds both images and runs them as compose does; as root, with 3 GB of /tmp. What they are built on is a stand-in.
+# A machine that lets nobody make containers or file systems in it (many containers do) is told apart from a fault of
+# ours: there the tests are skipped, with the reason, and what runs of the images is tests/deploy/test_run_steps.py.
 test-images: setup deploy-setup
 	@$(MAKE) --no-print-directory .make/deploy/base.tar || echo "no base image can be made on this machine"
 	FP4TUNE_TEST_BASE=$(CURDIR)/.make/deploy/base.tar $(BIN)/python -m pytest tests/deploy/test_images.py $(PYTEST_ARGS)

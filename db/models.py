@@ -140,6 +140,7 @@ class RunRow(Base):
     __tablename__ = "runs"
     __table_args__ = (
         sa.UniqueConstraint("ulid"),
+        sa.Index(None, "environment_id", "ulid"),
         sa.Index("ix_runs_running", "id", sqlite_where=sa.text("status = 'running'"),
                  postgresql_where=sa.text("status = 'running'")),
     )  # fmt: skip
@@ -257,6 +258,10 @@ class WinnerRow(Base):
         sa.Index("uq_winners_current", "problem_id", "environment_id", "policy", unique=True,
                  sqlite_where=sa.text("superseded_at IS NULL"), postgresql_where=sa.text("superseded_at IS NULL")),
         sa.Index("ix_winners_current_id", "id",
+                 sqlite_where=sa.text("superseded_at IS NULL"), postgresql_where=sa.text("superseded_at IS NULL")),
+        # Where anything is served, place by place, and how much. The last column is always NULL: with it SQLite knows
+        # that the index says everything, and reads no winner.
+        sa.Index("ix_winners_current_place", "environment_id", "policy", "id", "superseded_at",
                  sqlite_where=sa.text("superseded_at IS NULL"), postgresql_where=sa.text("superseded_at IS NULL")),
         sa.Index(None, "problem_id", "id"),
         sa.Index(None, "environment_id", "id"),

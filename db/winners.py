@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -201,8 +202,23 @@ def changes(connection: sa.Connection, after: int, *, limit: int) -> list[Winner
         .order_by(WinnerRow.id)
         .limit(limit)
     )
+    return [_entry_from(row) for row in rows]
+
+
+@from_row
+def _entry_from(row: Sequence[Any]) -> WinnerEntry:
+    """An entry, every part of which is there and whose times can be divided by."""
     first = places.N_PROBLEM_COLUMNS
-    return [WinnerEntry(row[first], places.problem_from(row), *row[first + 1 :]) for row in rows]
+    entry = WinnerEntry(row[first], places.problem_from(row), *row[first + 1 :])
+    if None in entry:
+        raise ValueError(f"winner {entry.id} refers to a row that is missing")
+    for low, time_us, high in (
+        (entry.time_us_low, entry.time_us, entry.time_us_high),
+        (entry.default_time_us_low, entry.default_time_us, entry.default_time_us_high),
+    ):
+        if not 0 < low <= time_us <= high < math.inf:
+            raise ValueError(f"winner {entry.id} has the times {low}, {time_us}, {high} µs")
+    return entry
 
 
 def generation(connection: sa.Connection) -> int:

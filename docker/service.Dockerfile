@@ -2,7 +2,7 @@
 # Build it from the top of the repository:
 #     docker build -f docker/service.Dockerfile -t fp4tune-service .
 # Python 3.11 or newer. To pin the base by content, give its digest, too: --build-arg BASE_IMAGE=python:...@sha256:...
-ARG BASE_IMAGE=python:3.12-slim-bookworm
+ARG BASE_IMAGE=python:3.12.12-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
 ENV PIP_NO_CACHE_DIR=1 \

@@ -1,7 +1,7 @@
 """A container engine of a test session's own (Debian's podman), and stand-ins for base images that cannot be fetched.
 
-The stand-in of python:3.12-slim-bookworm and of a serving image is the same Debian release, made from its packages by
-`make test-images`: what a Dockerfile's steps do is seen on it, what is in the real base is not.
+The stand-in of python:3.12.12-slim-bookworm and of a serving image is the same Debian release, made from its packages
+by `make test-images`: what a Dockerfile's steps do is seen on it, what is in the real base is not.
 """
 
 from __future__ import annotations

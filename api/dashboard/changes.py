@@ -170,6 +170,12 @@ def run_cell(run_id: str | None) -> Cell:
     return Cell(run_id or None, (run_id or "")[:10] or NOT_STORED, link=link("run", run=run_id) if run_id else "")
 
 
+def environment_cell(fingerprint: str | None) -> Cell:
+    """An environment, by the beginning of its fingerprint."""
+    to = link("environments", environment=fingerprint) if fingerprint else ""
+    return Cell(fingerprint or None, (fingerprint or "")[:8] or NOT_STORED, link=to)
+
+
 # Configs
 
 

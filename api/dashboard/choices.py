@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...db.dashboard.gains import NewestRuns
 from ...db.dashboard.scopes import Scope, ScopesOf
 from ...kernels.device import Environment
 from ...kernels.errors import NotFoundError
 from .model import Filter, NextStep, Option
-from .page import ENVIRONMENT, POLICY, Asked, Context, UnfittingError
+from .page import ENVIRONMENT, POLICY, Asked, Context, UnfittingError, address
 
 MAX_OPTIONS = 200
 """Most options of a filter."""
@@ -19,6 +20,20 @@ TUNE_FIRST = NextStep(
     command="fp4tune tune qwen3.5-397b-a17b-nvfp4 --tp 8 --tokens 1,16,64",
 )
 """What to do where there are no winners at all."""
+
+
+def first_steps(context: Context) -> tuple[NextStep, ...]:
+    """What to do where nothing is served: there may be runs all the same, none of which has found anything yet."""
+    if not context.store.ask(NewestRuns(limit=1)):
+        return (TUNE_FIRST,)
+    return (
+        NextStep(
+            "Runs are stored, and none of them has selected anything to serve yet. See how far they are:",
+            link=address("runs"),
+        ),
+        NextStep("See what failed:", link=address("failures")),
+        NextStep("Tune a model, or a single shape:", command=TUNE_FIRST.command),
+    )
 
 
 @dataclass(frozen=True, slots=True)

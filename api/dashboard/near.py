@@ -1,4 +1,4 @@
-"""Which times a picture shows: those near what is served. A backend that takes 40 times as long hides all the others."""
+"""Which times a picture shows: those near what is served, because one that is 40 times as long hides the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def split(rows: Sequence[Record], name: str, served_us: float | None) -> tuple[l
     """(rows near what is served, rows far from it).
 
     Args:
-        rows: of a table. name: of its column of times.
+        rows: of a table.
+        name: of its column of times.
         served_us: what is served, microseconds. None, or a figure that is no time, for none: then all are near.
     """
     if served_us is None or not 0 < served_us < math.inf:

@@ -127,9 +127,13 @@ class Dashboard:
         try:
             return asked, self._view(request, page, asked)
         except (NotFoundError, InvalidInputError) as error:
-            if changed not in names or asked.get(CURSOR):
-                if isinstance(error, UnfittingError) and any(asked.get(name) for name in error.without):
-                    return self._without(request, page, asked, error)
+            by_script = changed in names and not asked.get(CURSOR)
+            if isinstance(error, UnfittingError) and changed not in error.without:
+                with contextlib.suppress(NotFoundError, InvalidInputError):
+                    fewer, view, said = self._without(request, page, asked, error)
+                    # Who changed a filter just now sees what became of the others.
+                    return fewer, view if by_script else replace(view, warnings=(*said, *view.warnings))
+            if not by_script:
                 raise
             for left in (names[: names.index(changed) + 1], [changed]):
                 fewer = _only(asked, left)
@@ -137,12 +141,26 @@ class Dashboard:
                     return fewer, self._view(request, page, fewer)
             raise
 
-    def _without(self, request: Request, page: Page, asked: Asked, error: UnfittingError) -> tuple[Asked, View]:
-        """What is shown of an address without what does not fit the rest of it, and the view, which says so."""
-        fewer = _only(asked, [name for name in asked.values if name not in {*error.without, CURSOR.name}])
-        view = self._view(request, page, fewer)
-        said = f"{error} This page is shown without the {' and the '.join(error.without)} of its address."
-        return fewer, replace(view, warnings=(said, *view.warnings))
+    def _without(
+        self, request: Request, page: Page, asked: Asked, error: UnfittingError
+    ) -> tuple[Asked, View, list[str]]:
+        """What is shown of an address without what does not fit the rest of it, the view, and sentences that say so.
+
+        Raises:
+            Fp4tuneError: as of `_view`, of what is left.
+        """
+        said: list[str] = []
+        while True:
+            fewer = _only(asked, [name for name in asked.values if name not in {*error.without, CURSOR.name}])
+            said.append(f"{error} This page is shown without the {' and the '.join(error.without)} of its address.")
+            try:
+                view = self._view(request, page, fewer)
+            except UnfittingError as another:
+                if len(fewer.values) == len(asked.values):
+                    raise
+                asked, error = fewer, another
+            else:
+                return fewer, view, said
 
     def _table(self, request: Request, page: Page, reading: Reading, form: Form) -> Rendered:
         """A table of a page.

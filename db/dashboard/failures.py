@@ -278,7 +278,10 @@ def _newest(
     if run_id is not None:
         # The index knows no runs, but a run's trials lie together: so only failures from its first to its last are
         # looked at, and those among them that are of others ran at the same time.
-        of_run = sa.select(sa.func.min(TrialRow.id), sa.func.max(TrialRow.id)).where(TrialRow.run_id == run_id)
-        first, last = connection.execute(of_run).one()
-        where += [TrialRow.id >= (first or 0), TrialRow.id <= (last or 0)]
+        ends = (
+            sa.select(TrialRow.id).where(TrialRow.run_id == run_id).order_by(order).limit(1)
+            for order in (TrialRow.id.asc(), TrialRow.id.desc())
+        )
+        first, last = (connection.execute(end).scalar() or 0 for end in ends)
+        where += [TrialRow.id >= first, TrialRow.id <= last]
     return select.where(*where, _FAILED).order_by(TrialRow.id.desc()).limit(limit)

@@ -109,23 +109,52 @@ class PlacesOf:
             NotFoundError: there is no such problem.
         """
         if self.problem_key is None:
-            # Somewhere a winner of each problem, environment and policy is current, so that history adds no place.
-            where: sa.ColumnElement[bool] = WinnerRow.superseded_at.is_(None)
+            newest = self._served_last()
         else:
-            where = WinnerRow.problem_id == problem_id_of(connection, self.problem_key)
-        last = sa.func.max(WinnerRow.id)
-        grouped = (
-            sa.select(WinnerRow.device_id, WinnerRow.policy, last.label("last"))
-            .where(where, WinnerRow.source == Source.MEASURED.value)
-            .group_by(WinnerRow.device_id, WinnerRow.policy)
+            newest = (
+                sa.select(WinnerRow.device_id, WinnerRow.policy, sa.func.max(WinnerRow.id).label("last"))
+                .where(
+                    WinnerRow.problem_id == problem_id_of(connection, self.problem_key),
+                    WinnerRow.source == Source.MEASURED.value,
+                )
+                .group_by(WinnerRow.device_id, WinnerRow.policy)
+                .subquery()
+            )
+        rows = connection.execute(
+            sa.select(*DEVICE_COLUMNS, newest.c.device_id, newest.c.policy)
+            .select_from(sa.join(newest, DeviceRow, DeviceRow.id == newest.c.device_id))
+            .order_by(newest.c.last.desc())
+        )
+        found: dict[tuple[int, str], DevicePolicy] = {}
+        for *device, id_, policy in rows:
+            # A device has several environments: what was last served in any of them counts.
+            found.setdefault((id_, policy), DevicePolicy(Device(*device), policy))
+        return list(found.values())
+
+    def _served_last(self) -> Any:
+        """The newest winner of each environment and policy, by the index of what is served; no others are read.
+
+        Somewhere a winner of each problem, environment and policy is current, so that history adds no place.
+        """
+        current = WinnerRow.superseded_at.is_(None)
+        place = sa.select(WinnerRow.environment_id, WinnerRow.policy).where(current).distinct().subquery()
+        winner, other = aliased(WinnerRow), aliased(WinnerRow)
+        last = (
+            sa.select(other.id)
+            .where(
+                other.environment_id == place.c.environment_id, other.policy == place.c.policy,
+                other.superseded_at.is_(None), other.source == Source.MEASURED.value,
+            )
+            .order_by(other.id.desc())
+            .limit(1)
+            .correlate(place)
+            .scalar_subquery()
+        )  # fmt: skip
+        return (
+            sa.select(winner.device_id, winner.policy, winner.id.label("last"))
+            .select_from(sa.join(place, winner, winner.id == last))
             .subquery()
         )
-        rows = connection.execute(
-            sa.select(*DEVICE_COLUMNS, grouped.c.policy)
-            .select_from(sa.join(grouped, DeviceRow, DeviceRow.id == grouped.c.device_id))
-            .order_by(grouped.c.last.desc())
-        )
-        return [DevicePolicy(Device(*row[:-1]), row[-1]) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ MAX_WORKLOADS = 100
 """Workloads that are offered: the newest."""
 
 MAX_RUNS = 1000
-"""Runs that are looked through for them."""
+"""Runs of an environment that are looked through for them: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +111,14 @@ class WorkloadsOf:
 
     def answer(self, connection: sa.Connection) -> list[Workload]:
         """See Question."""
-        rows = connection.execute(
+        newest = (
             sa.select(RunRow.ulid, RunRow.checkpoint, RunRow.settings, RunRow.n_problems)
-            .where(
-                RunRow.environment_id == _environment_id(self.environment),
-                RunRow.checkpoint != "",
-            )
-            .order_by(RunRow.id.desc())
+            .where(RunRow.environment_id == _environment_id(self.environment))
+            .order_by(RunRow.ulid.desc())  # ids of runs sort by the time of their start
             .limit(MAX_RUNS)
+            .subquery()
         )
+        rows = connection.execute(sa.select(newest).where(newest.c.checkpoint != "").order_by(newest.c.ulid.desc()))
         found: dict[tuple[Any, ...], Workload] = {}
         for ulid, checkpoint, settings, n_problems in rows:
             said = _settings(settings)
@@ -153,12 +152,12 @@ def _select() -> Any:
 
 
 def _current(connection: sa.Connection, environment: str, policy: str) -> list[sa.ColumnElement[bool]]:
-    """The WHERE of what is served in an environment under a policy: by the environment's index."""
+    """The WHERE of what is served in an environment under a policy: by the index of that."""
     filters = [
         (WinnerRow.environment_id, _environment_id(environment)),
         (WinnerRow.policy, policy),
     ]
-    return [*listing.conditions(connection, filters), WinnerRow.superseded_at.is_(None)]
+    return [*listing.conditions(connection, filters, leading=2), WinnerRow.superseded_at.is_(None)]
 
 
 def _environment_id(fingerprint: str) -> Any:

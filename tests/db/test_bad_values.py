@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import dashboard_stores
 import pytest
 from fp4tune.db import Store
 from fp4tune.db.records import Timing, TrialStatus
 from fp4tune.db.values import MAX_PROSE, prose
-from fp4tune.kernels.errors import Fp4tuneError, InvalidInputError
+from fp4tune.kernels.errors import Fp4tuneError, InvalidInputError, StoreError
 from store_factory import (
     CONDITIONS,
     FACTS,
@@ -296,3 +298,19 @@ def test_static_facts_that_no_database_could_hold_are_refused(store: Store, fiel
     with pytest.raises(InvalidInputError):
         store.add_static_facts([new_static_facts(), new_static_facts(**fields)])
     assert store.static_facts().items == []
+
+
+@pytest.mark.parametrize("number", [math.inf, 0.0, -1.0])
+def test_a_winner_with_a_time_that_cannot_be_is_damage_for_an_index(tmp_path, number):
+    path = tmp_path / "odd.db"
+    dashboard_stores.odd(path, number)
+    with Store.open(path, mode="read") as store, pytest.raises(StoreError, match=r"winner \d+ has the times .*restore"):
+        store.winner_changes()
+
+
+@pytest.mark.parametrize("table", ["runs", "devices", "environments", "problems"])
+def test_a_winner_whose_partner_is_missing_is_damage_for_an_index(tmp_path, table):
+    path = tmp_path / "orphans.db"
+    dashboard_stores.orphans(path, table)
+    with Store.open(path, mode="read") as store, pytest.raises(StoreError, match="cannot be read .*restore"):
+        store.winner_changes()

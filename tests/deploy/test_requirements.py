@@ -44,7 +44,9 @@ def test_nothing_for_a_gpu_is_there():
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_all_of_them_come_as_wheels_for_the_python_of_the_base(machine: str, tmp_path: Path):
     """The image has no compiler."""
-    version = re.search(r"BASE_IMAGE=python:(\d\.\d+)-", (DOCKER / "service.Dockerfile").read_text(encoding="utf-8"))
+    version = re.search(
+        r"BASE_IMAGE=python:(\d\.\d+)\.\d+-", (DOCKER / "service.Dockerfile").read_text(encoding="utf-8")
+    )
     assert version is not None
     platforms = [f"--platform={name}_{machine}" for name in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
     done = subprocess.run(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ....db.dashboard.places import DeviceSeen, DevicesSeen
 from ....kernels.device import Device
+from .. import changes as of
 from ..choices import TUNE_FIRST
 from ..formatting import format_value
 from ..links import link
@@ -20,15 +21,19 @@ _COLUMNS = (
     Column("device", "device"),
     Column("fingerprint", "fingerprint", Kind.CODE, "Of everything that is said here; equal cards have equal ones."),
     Column("told_apart_by", "told apart by", help="What differs from the other devices of the same name."),
-    Column("kind", "kind", Kind.CODE),
-    Column("compute_capability", "compute capability", Kind.CODE),
-    Column("sms", "SMs or cores", Kind.INTEGER),
+    Column(
+        "compute_capability", "CC", Kind.CODE, "Compute capability, which decides what kernels can run; a CPU has none."
+    ),
+    Column("sms", "SMs", Kind.INTEGER, "Of a CPU its cores."),
     Column("memory_bytes", "memory", Kind.BYTES),
     Column("l2_bytes", "L2", Kind.BYTES),
-    Column("power_limit_w", "power limit (W)", Kind.NUMBER),
+    Column("power_limit_w", "W", Kind.NUMBER, "Power limit, in watts."),
     Column("since", "first seen", Kind.MOMENT),
     Column(
-        "environments", "environments", Kind.INTEGER, "Sets of versions (driver, CUDA, Triton, ...) that ran on it."
+        "environments",
+        "envs",
+        Kind.INTEGER,
+        "Environments: sets of versions (driver, CUDA, Triton, ...) that ran on it.",
     ),
     Column("trials", "trials", Kind.INTEGER),
     Column("winners", "winners", Kind.INTEGER, "Problems with a config that is served now; of each policy one."),
@@ -90,7 +95,6 @@ def _row(one: DeviceSeen, apart: str) -> Row:
         Cell(device.name, link=link("environments", device=one.fingerprint)),
         one.fingerprint,
         apart or None,
-        device.kind,
         device.compute_capability or None,
         device.sms,
         device.memory_bytes,
@@ -100,7 +104,7 @@ def _row(one: DeviceSeen, apart: str) -> Row:
         Cell(one.n_environments, link=link("environments", device=one.fingerprint)),
         measured.n_trials,
         measured.n_winners,
-        Cell(measured.latest_run, link=link("run", run=measured.latest_run)),
+        of.run_cell(measured.latest_run),
         measured.latest_run_at,
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ....db.dashboard.places import EnvironmentSeen, EnvironmentsSeen
 from ....kernels.errors import NotFoundError
+from .. import changes as of
 from ..choices import TUNE_FIRST
 from ..links import link
 from ..model import Cell, Column, Kind, Layout, NextStep, Row, Section, Table, View
@@ -20,20 +21,21 @@ MAX_VERSIONS = 16
 """Most columns of versions; fp4tune's backends name about ten."""
 
 _COLUMNS = (
-    Column("environment", "environment", Kind.CODE, "Fingerprint of the device and all versions."),
+    Column("environment", "environment", Kind.CODE, "The beginning of the fingerprint of the device and all versions."),
     Column("device", "device"),
     Column("since", "first seen", Kind.MOMENT),
     Column("trials", "trials", Kind.INTEGER),
     Column("winners", "winners", Kind.INTEGER, "Problems with a config that is served now; of each policy one."),
-    Column(
-        "copy_gb_per_s", "copy roof (GB/s)", Kind.NUMBER, "Bytes read and written a second by a large copy on the card."
-    ),
-    Column("bf16_tflop_per_s", "BF16 roof (TFLOP/s)", Kind.NUMBER, "What a large BF16 matrix product reaches."),
+    Column("copy_gb_per_s", "copy, GB/s", Kind.NUMBER, "Bytes read and written a second by a large copy on the card."),
+    Column("bf16_tflop_per_s", "BF16, TFLOP/s", Kind.NUMBER, "What a large BF16 matrix product reaches."),
     Column("latest_run", "latest run", Kind.CODE),
     Column("latest_run_at", "started", Kind.MOMENT),
-    Column("gains", "what it gives"),
-    Column("roof", "how near the roof"),
-    Column("failures", "what failed"),
+    Column("gains", "gains", help="What its winners give."),
+    Column("roof", "roof", help="How near they are to the roof."),
+    Column("failures", "failures", help="What failed there."),
+    Column(
+        "changed", "changed", help="It and the newest one before it on the same device in which anything is served."
+    ),
 )
 
 
@@ -47,10 +49,22 @@ def view(context: Context, asked: Asked) -> View:
     if not found:
         return View("Environments", next_steps=(TUNE_FIRST,))
     shown = found[:MAX_ENVIRONMENTS]
+    older = shown[1:]
+    if environment:  # alone here, and compared all the same
+        of_device = context.store.ask(EnvironmentsSeen(shown[0].device_fingerprint, limit=MAX_ENVIRONMENTS))
+        places = [place for place, one in enumerate(of_device) if one.fingerprint == environment]
+        older = of_device[places[0] + 1 :] if places else []
+    befores = [_served_before(one, older[place:]) for place, one in enumerate(shown)]
     note = f"The newest {MAX_ENVIRONMENTS}; search finds older ones." if len(found) > MAX_ENVIRONMENTS else ""
-    table = Table("environments", "Environments, newest first", _COLUMNS, [_row(one) for one in shown], note=note)
+    table = Table(
+        "environments",
+        "Environments, newest first",
+        _COLUMNS,
+        [_row(*both) for both in zip(shown, befores, strict=True)],
+        note=note,
+    )
     sections = (Section("What was measured", (), None, table, anchor="measured"), _versions(shown))
-    return View("Environments", sections, filters, _steps(shown), _lead(shown))
+    return View("Environments", sections, filters, _steps(shown, befores), _lead(shown))
 
 
 def _lead(shown: Sequence[EnvironmentSeen]) -> str:
@@ -62,13 +76,13 @@ def _lead(shown: Sequence[EnvironmentSeen]) -> str:
     )
 
 
-def _steps(shown: Sequence[EnvironmentSeen]) -> tuple[NextStep, ...]:
+def _steps(shown: Sequence[EnvironmentSeen], befores: Sequence[EnvironmentSeen | None]) -> tuple[NextStep, ...]:
     """Two of one device can be compared; a card without roofs gets them when it is tuned next."""
     steps = []
-    counted = Counter(one.device_fingerprint for one in shown if one.measured.n_winners)
-    if any(n > 1 for n in counted.values()):
-        text = "Two of these are of one device, and have winners: see what changed from one to the other."
-        steps.append(NextStep(text, link=link("compare")))
+    pair = next((both for both in zip(befores, shown, strict=True) if both[0]), None)
+    if pair is not None and pair[0] is not None:
+        text = "Something is served in two environments of one device: see what changed from one to the other."
+        steps.append(NextStep(text, link=link("compare", a=pair[0].fingerprint, b=pair[1].fingerprint)))
     bare = next((one for one in shown if one.roofs is None and one.environment.device.kind == "cuda"), None)
     if bare is not None:
         steps.append(
@@ -80,22 +94,28 @@ def _steps(shown: Sequence[EnvironmentSeen]) -> tuple[NextStep, ...]:
     return tuple(steps)
 
 
-def _row(one: EnvironmentSeen) -> Row:
+def _served_before(one: EnvironmentSeen, older: Sequence[EnvironmentSeen]) -> EnvironmentSeen | None:
+    """What an environment can be compared with; None where nothing is served in it, or was before it."""
+    return _before(one, [other for other in older if other.measured.n_winners]) if one.measured.n_winners else None
+
+
+def _row(one: EnvironmentSeen, before: EnvironmentSeen | None) -> Row:
     roofs, measured, fingerprint = one.roofs, one.measured, one.fingerprint
     served = bool(measured.n_winners)
     return (
-        Cell(fingerprint, link=link("environments", environment=fingerprint)),
+        of.environment_cell(fingerprint),
         Cell(one.environment.device.name, link=link("environments", device=one.device_fingerprint)),
         one.since,
         measured.n_trials,
         measured.n_winners,
         roofs.copy_bytes_per_s / 1e9 if roofs else None,
         roofs.bf16_flops_per_s / 1e12 if roofs else None,
-        Cell(measured.latest_run, link=link("run", run=measured.latest_run)),
+        of.run_cell(measured.latest_run),
         measured.latest_run_at,
         Cell("gains", link=link("", environment=fingerprint)) if served else None,
         Cell("roof", link=link("roof", environment=fingerprint)) if served and roofs else None,
         Cell("failures", link=link("failures", environment=fingerprint)) if measured.n_trials else None,
+        Cell("compare", link=link("compare", a=before.fingerprint, b=fingerprint)) if before else None,
     )
 
 

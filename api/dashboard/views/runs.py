@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ....db.dashboard.runs import RunSeen, RunsSeen
 from ....db.records import RunStatus
 from ....kernels.errors import InvalidInputError
+from .. import changes as of
 from ..choices import TUNE_FIRST
 from ..links import link
 from ..model import Cell, Column, Filter, Kind, NextStep, Option, Row, Section, Table, View
@@ -29,7 +31,7 @@ STATUSES = {
 }
 
 _COLUMNS = (
-    Column("run", "run", Kind.CODE, "Its id; the first six characters or more name it, too."),
+    Column("run", "run", Kind.CODE, "The first ten characters of its id, which name it, too; its page has all of it."),
     Column("status", "status", help="killed: it says that it is running, and its process is gone."),
     Column("started_at", "started", Kind.MOMENT),
     Column(
@@ -38,9 +40,9 @@ _COLUMNS = (
     Column("model", "model or shapes"),
     Column("tp", "TP", Kind.INTEGER, "Tensor parallelism: over how many GPUs the model's layers are split."),
     Column("device", "device"),
-    Column("environment", "environment", Kind.CODE, "Device and versions, by fingerprint."),
+    Column("environment", "environment", Kind.CODE, "Device and versions, by the beginning of their fingerprint."),
     Column("problems_done", "done", Kind.INTEGER, "Problems that came to an end."),
-    Column("problems", "of problems", Kind.INTEGER),
+    Column("problems", "of", Kind.INTEGER, "Problems of the run."),
     Column("trials", "trials", Kind.INTEGER),
     Column("failed", "failed", Kind.INTEGER, "Trials that failed; configs that a backend does not take are none."),
 )
@@ -106,18 +108,18 @@ def _steps(found: Sequence[RunSeen]) -> tuple[NextStep, ...]:
 def _row(one: RunSeen, context: Context) -> Row:
     run = one.run
     return (
-        Cell(run.id, link=link("run", run=run.id)),
-        run_words.status_cell(one),
+        of.run_cell(run.id),
+        replace(run_words.status_cell(one), note=""),  # the column's help says it
         run.started_at,
         one.seconds(context.now),
         run_words.what(run),
         run_words.tp_of(run),
         Cell(run.device_name, link=link("environments", device=run.device_fingerprint)),
-        Cell(run.environment_fingerprint, link=link("environments", environment=run.environment_fingerprint)),
+        of.environment_cell(run.environment_fingerprint),
         run.n_done,
         run.n_problems,
         run.n_trials,
-        one.n_failed,
+        Cell(one.n_failed, link=link("failures", run=run.id) if one.n_failed else ""),
     )
 
 

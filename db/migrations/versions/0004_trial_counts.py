@@ -1,4 +1,5 @@
-"""What a dashboard asks: counts of trials, kept up by whoever adds some, and the way to those that failed.
+"""What a dashboard asks: counts of trials, kept up by whoever adds some, and the ways to those that failed, to what is
+served in each place, and to the runs of each environment.
 
 What is there is counted, once, by one scan of the trials.
 
@@ -53,3 +54,8 @@ def upgrade() -> None:
     op.create_index("ix_trial_counts_problem_id", "trial_counts", ["problem_id"])
     failed: dict[str, Any] = {name: sa.text("status <> 'ok'") for name in ("sqlite_where", "postgresql_where")}
     op.create_index("ix_trials_failed", "trials", ["backend", "status", "id", "environment_id"], **failed)
+    current: dict[str, Any] = {name: sa.text("superseded_at IS NULL") for name in ("sqlite_where", "postgresql_where")}
+    op.create_index(
+        "ix_winners_current_place", "winners", ["environment_id", "policy", "id", "superseded_at"], **current
+    )
+    op.create_index("ix_runs_environment_id_ulid", "runs", ["environment_id", "ulid"])

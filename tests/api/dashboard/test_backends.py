@@ -310,6 +310,28 @@ def test_the_figure_has_the_tables_rows_and_stars(show, h200: Store):
     assert [trace["y"] for trace in starred] == [["triton.dequant"]]
 
 
+def test_what_takes_many_times_as_long_is_named_and_not_drawn(show, h200: Store):
+    key = "grouped:e512k10:1x256x4096:uniform:nvfp4:bf16"
+    part = section(show(h200, "backends", problem=key), "measured")
+    assert part.figure is not None
+    assert part.table is not None
+    drawn = {y for trace in part.figure.traces for y in trace["y"]}
+    assert drawn == {"triton.dequant", "humming"}
+    assert {value_of(row["backend"]) for row in records(part.table)} - drawn == {"torch.bf16", "torch.dequant"}
+    assert part.figure.alt.endswith(
+        " Not drawn, as more than 4 times what is served: torch.bf16 (4.34x), torch.dequant (15.69x)."
+    )
+
+
+def test_few_wins_have_a_tick_each(show, empty: Store):
+    run = empty.create_run(new_run())
+    empty.add_winner(new_winner(run))
+    figure = section(show(empty, "backends"), "wins").figure
+    assert figure is not None
+    assert figure.layout["xaxis"]["dtick"] == 1
+    assert section(show(empty, "backends"), "means").table.title.endswith("over the 1 problem below")
+
+
 def test_intervals_are_drawn_from_the_tables_ends(show, h200: Store):
     part = section(show(h200, "backends", problem=PROBLEM), "measured")
     ends = {

@@ -83,11 +83,12 @@ def test_counts_roofs_and_links(h200: Store, show):
         pytest.approx(4227.46, abs=0.01),
         pytest.approx(692.41, abs=0.01),
     )
-    links = [cell.link for cell in table(view, "environments").rows[0][-3:]]
+    links = [cell.link for cell in table(view, "environments").rows[0][-4:-1]]
     assert links == [
         "/dashboard/?environment=0d4323886a8821a4", "/dashboard/roof?environment=0d4323886a8821a4",
         "/dashboard/failures?environment=0d4323886a8821a4",
     ]  # fmt: skip
+    assert table(view, "environments").rows[0][-1] is None, "there is nothing to compare it with"
     assert ("driver", "580.159.04") in table(view, "versions").rows
     assert view.lead == "1 environment on 1 device."
 
@@ -108,7 +109,13 @@ def test_what_changed_from_one_to_the_next_on_the_same_device(empty: Store, show
 def test_what_to_do_next(empty: Store, show):
     fill(empty)
     compare, roofs = show(empty, "environments").next_steps
-    assert compare.link == "/dashboard/compare"
+    to = f"/dashboard/compare?a={ON_CARD.fingerprint}&b={NEWER.fingerprint}"
+    assert compare.link == to
+    assert [row[-1].link if row[-1] else "" for row in table(show(empty, "environments"), "environments").rows] == [
+        "", to, "",
+    ]  # fmt: skip
+    alone = show(empty, "environments", environment=NEWER.fingerprint)
+    assert [row[-1].link for row in table(alone, "environments").rows] == [to]
     assert NEWER.fingerprint in roofs.text
     assert show(empty, "environments", device=CPU.fingerprint).next_steps == ()
 

@@ -120,7 +120,7 @@ def test_one_failed_trial(tmp_path: Path, show):
     run_id = single_failure(tmp_path / "a.db")
     with Store.open(tmp_path / "a.db", mode="read") as store:
         view = show(store, "failures")
-        assert view.lead == "1 of 1 trials failed (100.00%)."
+        assert view.lead == "1 of 1 trials failed (100 %)."
         (row,) = table(view, "failures").rows
         assert values(row)[:6] == ["triton.native", "crashed", 1, 1.0, 1, "illegal memory access"]
         assert row[8].link == f"/dashboard/run?run={run_id}"
@@ -134,7 +134,7 @@ def test_counts_shares_and_the_newest_reason(empty: Store, show):
     assert values(wrong)[:3] == ["triton.native", "wrong", 1]
     (refused,) = table(view, "unsupported").rows
     assert values(refused)[:4] == ["cutlass.grouped", "unsupported", 3, 1.0]
-    assert view.lead == "121 of 244 trials failed (49.59%); 3 more were not supported, which is no failure."
+    assert view.lead == "121 of 244 trials failed (50 %); 3 more were not supported, which is no failure."
     # A problem's key has no capital letters, and so the link stands.
     assert SMALL.key.replace(":", "%3A") in crashed[6].link
 
@@ -169,13 +169,31 @@ def test_filters_narrow(empty: Store, show):
     assert view.filters[0].value == ON_CPU.fingerprint
     view = show(empty, "failures", status="wrong")
     assert [section.table.name for section in view.sections] == ["failures"]
-    assert view.lead == "1 of 244 trials failed by ending wrong (0.41%)."
+    assert view.lead == "1 of 244 trials failed by ending wrong (0.4 %)."
     view = show(empty, "failures", status="unsupported")
     assert [section.table.name for section in view.sections] == ["unsupported"]
     assert view.lead == "3 of 244 trials were not supported, which is no failure."
     view = show(empty, "failures", backend="cutlass.grouped")
     assert table(view, "failures").rows == []
     assert {option.value for option in view.filters[1].options} == {"", "cutlass.grouped", "triton.native"}
+
+
+def test_one_run(empty: Store, show):
+    fill(empty)
+    other = empty.create_run(new_run())
+    empty.add_trials([failed_trial(other, error="of the other run")])
+    view = show(empty, "failures", run=other)
+    assert [values(row)[:4] for row in table(view, "failures").rows] == [["triton.native", "crashed", 1, 1.0]]
+    assert view.lead == f"1 of 1 trials in run {other} failed (100 %)."
+    link = table(view, "failures").rows[0][0].link
+    assert f"run={other}" in link
+    view = show(empty, "failures", run=other, backend="triton.native", status="crashed")
+    assert [values(row)[5] for row in table(view, "trials").rows] == ["of the other run"]
+    assert "newest 1 such" in table(view, "reasons").note
+    view = show(empty, "failures", run=empty.create_run(new_run()))
+    assert "has no trials" in view.next_steps[0].text
+    with pytest.raises(NotFoundError):
+        show(empty, "failures", run="01ARZ3NDEKTSV4RRFFQ69G5FAV")
 
 
 def test_reasons_are_grouped_with_numbers_apart(empty: Store, show):

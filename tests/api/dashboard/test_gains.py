@@ -18,7 +18,10 @@ import reference_rows
 from dashboard_views import rows_of, section_of, sound, table_of, value, words_of
 from fp4tune.api.cli.app import run as cli
 from fp4tune.api.dashboard.model import Mark, View
+from fp4tune.api.dashboard.page import Asked
 from fp4tune.api.dashboard.pages import BY_SLUG
+from fp4tune.api.dashboard.shown import Budget
+from fp4tune.api.dashboard.shown import show as render
 from fp4tune.api.dashboard.views.gains import grid as gains_grid
 from fp4tune.api.dashboard.views.gains.cells import place_of
 from fp4tune.api.dashboard.views.gains.cells import rows_of as gemm_rows
@@ -90,13 +93,14 @@ def test_environments_without_their_device_are_a_damaged_database(tmp_path: Path
         show(store, "")
 
 
+@pytest.mark.parametrize("page", ["", "roof", "backends"])
 @pytest.mark.parametrize("make", [dashboard_stores.empty, dashboard_stores.single_failure, dashboard_stores.killed])
 def test_a_database_in_which_nothing_is_served_says_what_to_do(
-    tmp_path: Path, show: Callable[..., View], make: Callable
+    tmp_path: Path, show: Callable[..., View], make: Callable, page: str
 ):
     make(tmp_path / "e.db")
     with Store.open(tmp_path / "e.db", mode="read") as store:
-        view = sound(show(store, ""))
+        view = sound(show(store, page))
     assert view.next_steps[-1].command.startswith("fp4tune tune ")
     assert any(step.link for step in view.next_steps) == (make is not dashboard_stores.empty)
 
@@ -259,6 +263,13 @@ def test_the_newest_model_of_the_environment_is_shown_and_bare_shapes_can_be_cho
     assert len(table_of(by_hand, "gains").rows) == 16
     assert "no total" in words_of(by_hand)
     assert [one.name for one in by_hand.filters] == ["environment", "policy", "model"]
+
+
+def test_the_list_below_the_heatmap_is_folded_away(h200: Store, show: Callable[..., View]):
+    shown = render(show(h200, ""), Asked("", {}), Budget(900_000))
+    (section,) = [one for one in shown.sections if one.anchor == "problems"]
+    assert section.figure is None
+    assert section.folded
 
 
 def test_a_cell_leads_to_its_problem(h200: Store, show: Callable[..., View]):

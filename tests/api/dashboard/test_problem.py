@@ -18,6 +18,7 @@ import results_store
 from dashboard_views import pairs_of, rows_of, section_of, sound, table_of, value, words_of
 from fp4tune.api.cli.app import run as cli
 from fp4tune.api.dashboard.model import Mark, View
+from fp4tune.api.dashboard.near import FAR
 from fp4tune.api.dashboard.page import Asked, Context
 from fp4tune.api.dashboard.views.problem import view as page
 from fp4tune.api.dashboard.views.problem.answers import by_hand
@@ -166,7 +167,7 @@ def test_every_default_of_the_results_page_is_among_the_finals(h200: Store, show
         row = dict(zip(heads, map(str.strip, line.strip("|").split("|")), strict=True))
         view = show(h200, "problem", problem=parse_shape(row["shape"]).key)
         for one in rows_of(view, "finals"):
-            if one["role"].note == "its backend's default":
+            if one["role"].note == "its backend's default" or value(one["role"]) == "default":
                 assert row[f"{one['backend']} default"].split()[0] == f"{one['time_us']:.2f}"
                 n_seen += 1
     assert n_seen == 30
@@ -195,6 +196,12 @@ def test_the_figure_is_made_of_the_table(h200: Store, show: Callable[..., View])
     assert section.figure
     names = [column.name for column in section.table.columns]
     rows = {f"{row[0]} · {row[2]}": dict(zip(names, row, strict=True)) for row in section.table.rows}
+    served_us = next(row["time_us"] for row in rows.values() if value(row["role"]) == "served")
+    far = {name: row for name, row in rows.items() if row["time_us"] > FAR * served_us}
+    assert far  # torch.dequant, which would squeeze all others
+    for name, row in far.items():
+        assert f"{name} ({row['time_us'] / served_us:.2f}x)" in section.figure.alt
+        del rows[name]
     drawn = {
         name: (x, high, low, trace["name"])
         for trace in section.figure.traces
@@ -387,6 +394,16 @@ def test_the_newest_place_that_serves_it_is_shown_not_the_newest_of_all(tmp_path
         (row,) = rows_of(elsewhere, "elsewhere")
         assert row["environment"].link.endswith(f"environment={ON_CARD.fingerprint}&policy=cuda.eager")
         assert elsewhere.next_steps[0].command == "fp4tune tune --shape 16x2048x4096 --device cpu"
+
+
+def test_an_environment_in_which_nothing_is_served_is_the_one_that_is_chosen(tmp_path: Path, show: Callable[..., View]):
+    with Store.open(tmp_path / "p.db") as store:
+        store.add_winners([new_winner(store.create_run(new_run()))])
+        store.create_run(new_run(environment=ON_CPU))
+        view = sound(show(store, "problem", problem=SMALL.key, environment=ON_CPU.fingerprint))
+        (chosen,) = [one for one in view.filters if one.name == "environment"]
+        assert chosen.value == ON_CPU.fingerprint
+        assert [option.value for option in chosen.options] == [ON_CPU.fingerprint, ON_CARD.fingerprint]
 
 
 # A problem without a winner

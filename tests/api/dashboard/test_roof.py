@@ -344,6 +344,14 @@ def test_roofs_that_are_newer_than_the_measurements_are_said(show, empty: Store)
     assert "after 1 of these problems" in show(empty, "roof").warnings[0]
 
 
+def test_roofs_that_are_newer_and_give_the_same_shares_are_nothing_to_warn_of(show, h200: Store):
+    view = show(h200, "roof")
+    (roofs,) = {h200.roofs(one.environment) for one in h200.winners(limit=1).items}
+    assert roofs is not None
+    assert any(one.created_at < roofs.measured_at for one in h200.winners(limit=1000).items)
+    assert view.warnings == ()
+
+
 def test_a_card_with_fp4_units_says_that_their_rate_is_no_line(show, empty: Store):
     at = replace(ON_H200, device=BLACKWELL)
     tuned(empty, at, [Problem(16, 2048, 4096)])

@@ -15,7 +15,7 @@ from fp4tune.api.dashboard.views.run import PAGE_SIZE
 from fp4tune.db import Store
 from fp4tune.db.records import RunStatus, TrialStatus
 from fp4tune.kernels.errors import InvalidInputError, NotFoundError
-from store_factory import ON_CARD, SMALL, failed_trial, new_run, new_trial, new_winner
+from store_factory import SMALL, failed_trial, new_run, new_trial, new_winner
 
 
 def values(row) -> list:
@@ -206,8 +206,9 @@ def test_thousands_of_problems_come_in_pages(empty: Store, show):
     assert show(empty, "run", run=run_id).sections[1].commands[0].text.count("--shape") == PAGE_SIZE + 10
 
 
-def test_what_leads_to_failures_names_the_environment(empty: Store, show):
+def test_what_leads_to_failures_names_the_run(empty: Store, show):
     run_id = empty.create_run(new_run())
     rows = {row[0]: row[1] for row in table(show(empty, "run", run=run_id), "run").rows}
-    assert rows["failed trials"].link == f"/dashboard/failures?environment={ON_CARD.fingerprint}"
+    assert rows["failed trials"].link == f"/dashboard/failures?run={run_id}"
+    assert rows["process"] == "4242"
     assert json.dumps([rows["seed"]]) == '["7"]'

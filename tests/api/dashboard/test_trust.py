@@ -24,7 +24,7 @@ from dashboard_stores import (
     usual,
 )
 from fp4tune.api.dashboard import numerics, policy_words
-from fp4tune.api.dashboard.model import Cell, Mark, View
+from fp4tune.api.dashboard.model import Cell, Column, Mark, Table, View
 from fp4tune.api.dashboard.page import Asked
 from fp4tune.api.dashboard.shown import Budget
 from fp4tune.api.dashboard.shown import show as shown
@@ -273,6 +273,22 @@ def test_samples_are_in_order_with_what_was_throttled(show, empty: Store):
     assert points["throttled"] == [(row["round"], row["time_us"]) for row in rows if row["throttled"]]
     for label in ("served", "default", "tied 1"):
         assert points[label] == [(row["round"], row["time_us"]) for row in rows if row["config"] == label]
+
+
+def test_what_takes_many_times_as_long_is_not_drawn_with_what_is_served():
+    """A backend that dequantises first takes 40 times as long: beside it, every other line is flat."""
+    names = ("config", "round", "time_us", "throttled")
+    rows = [
+        (label, i, time_us + i / 100, label == "other 1")
+        for label, time_us in (("served", 10.0), ("tied 1", 10.1), ("other 1", 400.0))
+        for i in range(1, 6)
+    ]
+    figure = trust_samples.samples_figure(Table("samples", "", tuple(Column(name, "") for name in names), rows))
+    assert [trace["name"] for trace in figure.traces] == ["served", "tied 1"]
+    assert figure.layout["yaxis"]["type"] == "linear"
+    assert "other 1 (39.88x)" in figure.alt
+    without = trust_samples.samples_figure(Table("samples", "", tuple(Column(name, "") for name in names), rows[5:]))
+    assert "other 1" in [trace["name"] for trace in without.traces], "nothing is served that it could be held against"
 
 
 def test_many_samples_are_thinned_evenly(show, empty: Store):

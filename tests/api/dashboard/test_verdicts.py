@@ -270,22 +270,35 @@ def judged(verdict: Verdict, ratio: float = 1.05) -> Judgement:
     return Judgement(verdict, ratio, ratio, ratio, "")
 
 
+def told(*args, **kwargs) -> str:
+    return cause(*args, **kwargs).sentence
+
+
 def test_the_default_tells_the_machine_from_the_choice():
     slower = judged(Verdict.REGRESSED)
     say = {"same_config": True, "same_default": True, "environment_changed": False}
-    assert "Likely the machine, and not the choice" in cause(slower, judged(Verdict.REGRESSED), **say)
-    assert "Likely the environment" in cause(slower, judged(Verdict.REGRESSED), **say | {"environment_changed": True})
-    assert "Likely this config" in cause(slower, judged(Verdict.UNCHANGED, 1.0), **say)
+    moved = say | {"environment_changed": True}
+    assert "Likely the machine, and not the choice" in told(slower, judged(Verdict.REGRESSED), **say)
+    assert "Likely the environment" in told(slower, judged(Verdict.REGRESSED), **moved)
+    assert "Likely this config, and not the whole machine" in told(slower, judged(Verdict.UNCHANGED, 1.0), **say)
     other = say | {"same_config": False}
-    assert "Likely the choice of another config" in cause(slower, judged(Verdict.UNCHANGED, 1.0), **other)
-    assert "Likely this config" in cause(slower, judged(Verdict.IMPROVED, 0.9), **say)
+    assert "Likely the choice of another config" in told(slower, judged(Verdict.UNCHANGED, 1.0), **other)
+    assert "Likely this config" in told(slower, judged(Verdict.IMPROVED, 0.9), **say)
     for default, more in (
         (None, {}), (judged(Verdict.UNCHANGED), {"same_default": False}), (judged(Verdict.NOT_ENOUGH), {}),
         (Judgement(Verdict.NOT_ENOUGH, None, None, None, ""), {}),
     ):  # fmt: skip
-        assert "cannot be told" in cause(slower, default, **say | more)
+        assert "cannot be told" in told(slower, default, **say | more)
     for verdict in (Verdict.UNCHANGED, Verdict.NOT_ENOUGH):
-        assert cause(judged(verdict), judged(Verdict.REGRESSED), **say) == ""
+        assert cause(judged(verdict), judged(Verdict.REGRESSED), **say) is None
+
+
+def test_an_update_that_slows_one_config_only_is_not_cleared_by_the_default():
+    """A new compiler or driver may slow one kernel, and not the one that the default is."""
+    say = {"same_config": True, "same_default": True, "environment_changed": True}
+    found = cause(judged(Verdict.REGRESSED), judged(Verdict.UNCHANGED, 1.0), **say)
+    assert found.short == "this config in the new environment"
+    assert "not the environment" not in found.sentence
 
 
 def test_words_for_ratios_and_times():

@@ -72,6 +72,21 @@ def test_endings_are_counted_with_the_newest_of_each(store: Store):
     assert ([(e.n, e.n_problems) for e in there.failed], there.totals) == ([(2, 1)], {"triton.native": 2})
 
 
+def test_of_one_run_only(store: Store):
+    one = filled(store)
+    other = store.create_run(new_run())
+    store.add_trials([failed_trial(other, error="of the other")])
+    third = store.create_run(new_run())
+    assert [e.n for e in store.ask(EndingsOf(run=other)).failed] == [1]
+    assert store.ask(EndingsOf(run=one)).totals == {"triton.native": 10}
+    assert [t.reason for t in store.ask(FailedTrials(*CRASHED, run=other))] == ["of the other"]
+    assert len(store.ask(ReasonsOf(*CRASHED, run=one))) == 5
+    assert store.ask(EndingsOf(run=one.lower())).totals == {"triton.native": 10}
+    assert store.ask(FailedTrials(*CRASHED, run=third)) == store.ask(EndingsOf(run=third)).failed == []
+    with pytest.raises(NotFoundError):
+        store.ask(FailedTrials(*CRASHED, run="01ARZ3NDEKTSV4RRFFQ69G5FAV"))
+
+
 def test_the_newest_failed_trials_come_in_pages(store: Store):
     filled(store)
     first = store.ask(FailedTrials(*CRASHED, limit=2))
@@ -137,9 +152,10 @@ def test_no_question_reads_trials_that_did_not_fail(big, analyzed: bool):
         assert "SEARCH trials USING INTEGER PRIMARY KEY" in latest
         most = store.ask(EndingsOf()).failed[0]
         which = (most.backend, most.status)
+        run = store.ask(FailedTrials(*which)).pop().run_id
         for question in (
             FailedTrials(*which), FailedTrials(*which, environment), FailedTrials(*which, environment, before=9000),
-            ReasonsOf(*which), ReasonsOf(*which, environment),
+            ReasonsOf(*which), ReasonsOf(*which, environment), FailedTrials(*which, run=run), ReasonsOf(*which, run=run),
         ):  # fmt: skip
             assert store.ask(question)
             plan = plans(store, lambda question=question: store.ask(question))[-1]

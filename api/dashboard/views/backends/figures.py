@@ -103,7 +103,7 @@ def candidates_figure(table: Table, published: Table | None = None) -> Figure | 
     )
     if others:
         alt += f" Below them {len(others)} published times as hollow marks of their own, with their error bands."
-    alt += left_out(far, "time_us", served_us, lambda row: f"{_label(row)} {value_of(row['what'])}")
+    alt += left_out(far, "time_us", served_us, _label)
     alt += left_out(far_others, "published_us", served_us, _published_label)
     return Figure("candidates", alt, traces, layout, height_px=_height(len(set(labels))))
 

@@ -11,7 +11,7 @@ from .....db.records import Policy
 from .....kernels.errors import InvalidInputError, NotFoundError
 from .....kernels.problem import parse_key
 from ....results.figures import shape_text
-from ...choices import TUNE_FIRST, choose_scope
+from ...choices import choose_scope, first_steps
 from ...links import link
 from ...model import Filter, NextStep, Section, View
 from ...page import CURSOR, ENVIRONMENT, POLICY, PROBLEM, Asked, Context, Page, UnfittingError
@@ -29,7 +29,7 @@ def view(context: Context, asked: Asked) -> View:
     """The page."""
     chosen = choose_scope(context, asked)
     if chosen.scope is None:
-        return View(PAGE.question, next_steps=(TUNE_FIRST,))
+        return View("Backends", next_steps=first_steps(context))
     if asked.get(PROBLEM):
         return _one(context, chosen.scope, asked.get(PROBLEM), chosen.filters)
     return _all(context, asked, chosen.scope, chosen.filters)

@@ -60,11 +60,6 @@ def kinds_of(reasons: Sequence[Reason]) -> list[tuple[str, _Kind]]:
     return sorted(kinds.items(), key=lambda item: -item[1].n)
 
 
-def where_of(asked: Asked) -> dict[str, str | None]:
-    """Where trials are looked for: what every address of this page keeps."""
-    return {parameter.name: asked.get(parameter) for parameter in (ENVIRONMENT, RUN)}
-
-
 def reason_sections(context: Context, asked: Asked) -> tuple[Section, ...]:
     """The sections for a backend and a status that were both chosen."""
     which = (asked.get(BACKEND), asked.get(STATUS), asked.get(ENVIRONMENT), asked.get(RUN))

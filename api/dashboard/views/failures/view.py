@@ -14,7 +14,7 @@ from ...measures import share_text
 from ...model import Cell, Column, Figure, Filter, Kind, NextStep, Option, Row, Section, Table, View
 from ...page import BACKEND, CURSOR, ENVIRONMENT, RUN, STATUS, Asked, Context, Page
 from ...place_filters import environment_filter
-from .reasons import reason_sections, where_of
+from .reasons import reason_sections
 
 MEANINGS: Mapping[str, str] = {
     "compile_failed": "making the kernel failed: the compiler refused it, died, or took more than its share of memory",
@@ -101,7 +101,7 @@ def _choose(shown: Sequence[Ending], asked: Asked) -> tuple[NextStep, ...]:
     if not failed:
         return ()
     most = failed[0]
-    where = link("failures", **where_of(asked) | {"backend": most.backend, "status": most.status})
+    where = _reasons_at(asked, most.backend, most.status)
     if not where:
         return ()
     return (
@@ -142,11 +142,17 @@ def _sections(shown: Sequence[Ending], totals: Mapping[str, int], asked: Asked) 
     return tuple(sections)
 
 
+def _reasons_at(asked: Asked, backend: str, status: str | None) -> str:
+    """Where the reasons of a backend's trials are that ended so, in the same environment and run."""
+    place = {"environment": asked.get(ENVIRONMENT), "run": asked.get(RUN)}
+    return link("failures", "", **place, backend=backend, status=status)
+
+
 def _row(one: Ending, totals: Mapping[str, int], asked: Asked) -> Row:
     total, latest = totals.get(one.backend, 0), one.latest
     # Another fp4tune may have written a word that this one has never heard of.
     known = one.status if one.status in _COLORS else None
-    reasons = link("failures", **where_of(asked) | {"backend": one.backend, "status": known})
+    reasons = _reasons_at(asked, one.backend, known)
     found: Row = (
         Cell(one.backend, link=reasons),
         Cell(one.status, link=reasons),

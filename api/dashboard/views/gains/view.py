@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from .....db.dashboard.gains import MAX_RUNS, ItemsOf, NewestRuns, Served, ServedFor, TunedItems
 from .....db.dashboard.scopes import Scope
 from ....results.figures import geometric_mean
-from ...choices import TUNE_FIRST, Chosen, choose_scope
+from ...choices import Chosen, choose_scope, first_steps
 from ...model import Filter, NextStep, Option, Section, View
 from ...page import CURSOR, ENVIRONMENT, POLICY, Asked, Context, Page, Parameter, address
 from ...tune_commands import policy_options, tune_checkpoint, tune_model, tune_shapes
@@ -70,7 +70,7 @@ def view(context: Context, asked: Asked) -> View:
     scopes = choose_scope(context, asked)
     runs = context.store.ask(NewestRuns())
     if scopes.scope is None:
-        return _empty(has_runs=bool(runs))
+        return View("Gains", next_steps=first_steps(context), lead="Nothing is served yet.")
     chosen = choose_model(asked, runs, scopes.scope.environment.fingerprint)
     if chosen is None:
         return _without_runs(scopes)
@@ -151,7 +151,10 @@ def _lead(found: _Found) -> str:
             f"{_count(states[State.NO_DEFAULT], 'problem')} served here, none of them with a default to compare with."
         )
     if not factors:
-        return f"Nothing is served here yet for the {len(places)} problems of this model."
+        what = _count(len(places), "problem" if found.chosen.model.name else "shape")
+        return (
+            f"Nothing is served here yet for {what} {'of this model' if found.chosen.model.name else 'given by hand'}."
+        )
     parts = [
         f"{geometric_mean(factors):.2f}x over the defaults in the geometric mean of {_count(len(factors), 'problem')}",
         f"{states[State.TIE]} of {len(factors)} {'is a tie' if states[State.TIE] == 1 else 'are ties'}",
@@ -225,7 +228,7 @@ def _grid_note(found: _Found) -> str:
 
 def _totals(totals: Totals) -> tuple[Section, ...]:
     """The totals of every phase that has any, then those that are incomplete."""
-    sections = []
+    sections: list[Section] = []
     for phase, (step, m_is) in STEPS.items():
         if any(one.phase == phase and one.is_complete for one in totals.totals):
             table = total_table(phase, totals.totals)
@@ -285,21 +288,6 @@ def _without_runs(scopes: Chosen) -> View:
     )
     lead = f"Something is served here for {_count(n, 'problem')}, and no run is stored that says of which model."
     return View("Gains", filters=(*scopes.filters, presets_filter()), next_steps=steps, lead=lead)
-
-
-def _empty(*, has_runs: bool) -> View:
-    """The page of a database in which nothing is served."""
-    steps = [TUNE_FIRST]
-    if has_runs:
-        steps = [
-            NextStep(
-                "Runs are stored, and none of them has selected anything to serve yet. See how far they are:",
-                link=address("runs"),
-            ),
-            NextStep("See what failed:", link=address("failures")),
-            TUNE_FIRST,
-        ]
-    return View("Gains", next_steps=tuple(steps), lead="Nothing is served yet.")
 
 
 PAGE = Page("", "Gains", "What do I get?", (ENVIRONMENT, POLICY, MODEL, TP, EP, TOKENS, CURSOR), view)

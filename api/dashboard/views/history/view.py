@@ -106,7 +106,9 @@ def _list(context: Context, asked: Asked, places: Sequence[DevicePolicy], chosen
         text = (of.rule_text(chosen.policy),)
         sections.append(Section("Last change of each problem", text, table=table, anchor="changes"))
     if shown_once:
-        sections.append(Section("Measured once", table=_once_table(shown_once, chosen, more), anchor="once"))
+        sections.append(
+            Section("Measured once", table=_once_table(shown_once, chosen, more), folded=True, anchor="once")
+        )
     return View(
         f"Last change of every problem, {chosen.device.name}",
         tuple(sections),
@@ -305,7 +307,7 @@ def _winners_table(found: History, changes: Sequence[of.Change | None], chosen: 
         against = one.backend if change is None else of.config_change(change.before, change.after)
         rows.append(
             (
-                one.created_at, of.run_cell(one.run_id), _environment_cell(one), verdict,
+                one.created_at, of.run_cell(one.run_id), of.environment_cell(one.environment_fingerprint), verdict,
                 Cell(ratio, note=_interval(low, high)),
                 Cell(one.time_us, link=_evidence(one, chosen)),
                 one.default_time_us,
@@ -316,12 +318,6 @@ def _winners_table(found: History, changes: Sequence[of.Change | None], chosen: 
         "winners", "Winners, newest first, each against the one before", columns, rows,
         legend=(*LEGEND, ((Mark.SERVED,), "served now in its environment")), more=more,
     )  # fmt: skip
-
-
-def _environment_cell(one: Served) -> Cell:
-    fingerprint = one.environment_fingerprint
-    to = link("environments", environment=fingerprint) if fingerprint else ""
-    return Cell(fingerprint or None, fingerprint[:8] or of.NOT_STORED, link=to)
 
 
 def _evidence(one: Served, chosen: DevicePolicy) -> str:

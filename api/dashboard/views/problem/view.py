@@ -69,7 +69,7 @@ def _chosen(context: Context, asked: Asked, places: list[TunedElsewhere]) -> Cho
         if not environment:
             raise
         found = context.store.environment(environment)  # one that is not stored at all is refused
-        return Chosen(None, (), _filters_at(found.environment, choose_scope(context, Asked(asked.page, {})).filters))
+        return Chosen(None, (), _filters_at(found, choose_scope(context, Asked(asked.page, {})).filters))
 
 
 def _filters_at(environment: Environment, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:

@@ -51,7 +51,8 @@ def importance_table(found: Importances, backend: str) -> Table:
                 "chance",
                 "by chance",
                 Kind.SHARE,
-                "How often as many trials picked at random differ from all as much as the fastest do.",
+                "How often as many trials picked at random differ from all as much as the fastest do. Of 20 parameters "
+                "that do not matter, one is below 5 %.",
             ),
         ),
         rows,
@@ -67,7 +68,7 @@ def importance_figure(table: Table) -> Figure | None:
     if not rows:
         return None
     traces = []
-    for name, unsure, colour in (("beyond chance", False, "@1"), ("may be chance", True, "@muted")):
+    for name, unsure, colour in (("unlikely to be chance", False, "@1"), ("may be chance", True, "@muted")):
         own = [row for row in rows if _is_unsure(row["importance"]) is unsure]
         if own:
             traces.append(

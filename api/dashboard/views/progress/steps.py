@@ -14,6 +14,7 @@ from .....tuner.select import MIN_GAIN
 from ...measures import share_text
 from ...model import MAX_ROWS, Cell, Column, Figure, Kind, Mark, Row, Table
 from ...table_values import number_of, records, value_of
+from ...verdicts import band
 
 COLOURS = ("@1", "@2", "@3", "@4", "@5", "@6", "@7", "@8")
 
@@ -22,6 +23,10 @@ IN_TIME = 0.9
 
 TOP = 4.0
 """The picture ends at this many times the best: beyond, nothing can be told apart that matters."""
+
+ENOUGH = 20
+"""Trials from which a search can look settled: before, it has hardly come past its defaults, its seeds and the
+sampler's own random trials (`search.STARTUP_TRIALS`)."""
 
 RANDOM_WORDS = (
     "The dashed line is calculated, not measured: what the best would be on average if the same trials had been made "
@@ -93,7 +98,7 @@ def steps_table(progress: Progress) -> Table:
 
 
 def steps_figure(table: Table) -> Figure | None:
-    """Times as pale points, the best as a step line, random order dashed; None if nothing ran."""
+    """Times as points, the best as a step line, random order dashed; None if nothing ran."""
     rows = records(table)
     ran = [row for row in rows if (number_of(row["time_us"]) or 0.0) > 0]
     if not ran:
@@ -109,8 +114,8 @@ def steps_figure(table: Table) -> Figure | None:
                 "name": backend,
                 "x": [number_of(row["trial"]) for row in own],
                 "y": [number_of(row["time_us"]) for row in own],
-                "marker": {"color": COLOURS[i % len(COLOURS)], "size": 5},
-                "opacity": 0.45,
+                "marker": {"color": COLOURS[i % len(COLOURS)], "size": 7},
+                "opacity": 0.8,
                 "hovertemplate": "trial %{x}: %{y:.4g} µs",
             }
         )
@@ -140,13 +145,14 @@ def steps_figure(table: Table) -> Figure | None:
     above = sum(time_us > top for time_us in times)
     if above and math.isfinite(top):
         y_axis["range"] = [0.9 * min(times), top]
-        alt += f" {_trials(above)} slower than {TOP:.0f} times the best are above its edge: zoom out to see them."
+        are, them = ("is", "it") if above == 1 else ("are", "them")
+        alt += f" {_trials(above)} slower than {TOP:.0f} times the best {are} above its edge: zoom out to see {them}."
     layout = {"xaxis": {"title": {"text": "trial"}}, "yaxis": y_axis, "legend": {"orientation": "h"}}
     return Figure("steps", alt, traces, layout, height_px=420)
 
 
-def quarters_table(progress: Progress) -> Table:
-    """What each quarter of the trials brought."""
+def quarters_table(progress: Progress, counts: float = MIN_GAIN) -> Table:
+    """What each quarter of the trials brought; a gain from `counts` on is marked."""
     n = progress.n_draws
     ends = sorted({max(1, n * part // 4) for part in range(1, 5)}) if n else []
     randoms = expected_best(progress.times_us, max(0, n - len(progress.times_us)), ends)
@@ -156,7 +162,7 @@ def quarters_table(progress: Progress) -> Table:
         best = best_after(progress, end)
         gain = gain_of(earlier, best)
         rows.append(
-            (end, best, Cell(gain, marks=(Mark.GOOD,) if gain is not None and gain >= MIN_GAIN else ()), random_us)
+            (end, best, Cell(gain, marks=(Mark.GOOD,) if gain is not None and gain >= counts else ()), random_us)
         )
         earlier = best
     return Table(
@@ -169,7 +175,7 @@ def quarters_table(progress: Progress) -> Table:
             Column("random_us", "in random order µs", Kind.TIME_US, "Calculated: see the picture above."),
         ),
         rows,
-        legend=(((Mark.GOOD,), f"{share_text(MIN_GAIN)} or more, which is what counts"),),
+        legend=(((Mark.GOOD,), f"{share_text(counts)} or more, which is what counts"),),
         empty="No trial of this problem has ended yet.",
     )
 
@@ -227,8 +233,17 @@ class Advice:
     facts: tuple[str, ...]
 
 
+def what_counts(settings: Mapping[str, Any]) -> float:
+    """By how much less time counts, 0.01 for 1 %: what two trials, of two moments, can be told apart by."""
+    policy = settings.get("policy")
+    return band(policy) if isinstance(policy, str) and policy else MIN_GAIN
+
+
 def advise(progress: Progress, n_ties: int | None, settings: Mapping[str, Any], *, ended: bool) -> Advice:
     """What a search so far says of more of it.
+
+    What the last quarter brought is no forecast: of trials in random order the best is among the last quarter one time
+    in four, whatever is left to find. So it says what happened, and how far that goes: `may`, `unlikely`.
 
     Args:
         progress: of the problem.
@@ -241,6 +256,7 @@ def advise(progress: Progress, n_ties: int | None, settings: Mapping[str, Any], 
     if best is None:
         tried = "Nothing was tried yet" if not n else f"None of {_trials(n)} ran that could be served"
         return Advice(f"{tried}, so nothing can be said of more.", n == 0, is_exhausted=False, facts=())
+    counts = what_counts(settings)
     n_last = max(1, n // 4)
     last, half = (gain_of(best_after(progress, n - some), best) for some in (n_last, n - n // 2))
     brought = f"the last {n_last:,} of {_trials(n)} brought {_percent(last)}"
@@ -252,26 +268,33 @@ def advise(progress: Progress, n_ties: int | None, settings: Mapping[str, Any], 
         )
     elif not ended:
         said = f"The search has not come to its end: {brought}{ties}."
-    elif last is None or last >= MIN_GAIN:
-        said = f"Yes: {brought}{ties}: more trials are likely to pay."
+    elif last is None or last >= counts:
+        said = f"Perhaps: {brought}{ties}. It still got faster when it ended, so more trials may pay."
+    elif n < ENOUGH:
+        said = f"Too early to say: {brought}{ties}. So few trials do not show whether more would pay."
     else:
-        said = f"Hardly: {brought}{ties}: more trials are unlikely to pay."
-    goes_on = not exhausted and (not ended or last is None or last >= MIN_GAIN)
-    return Advice(said, goes_on, exhausted, tuple(_facts(progress, best, half)))
+        said = f"Hardly: {brought}{ties}. A gain of {share_text(counts)} counts, so more trials are unlikely to pay."
+    goes_on = not exhausted and (not ended or last is None or last >= counts or n < ENOUGH)
+    return Advice(said, goes_on, exhausted, tuple(_facts(progress, best, half, counts)))
 
 
-def _facts(progress: Progress, best: float, half: float | None) -> Sequence[str]:
+def _facts(progress: Progress, best: float, half: float | None, counts: float) -> Sequence[str]:
     n = progress.n_draws
     found_at = next((one.draw for one in progress.drawn if one.best_us == best), n)
-    near_at = next((one.draw for one in progress.drawn if one.best_us and one.best_us <= (1 + MIN_GAIN) * best), n)
+    near_at = next((one.draw for one in progress.drawn if one.best_us and one.best_us <= (1 + counts) * best), n)
     facts = [
         f"The best was found by trial {found_at:,} of {n:,}; the second half of the trials brought {_percent(half)}.",
     ]
-    near = sum(time_us <= (1 + MIN_GAIN) * best for time_us in progress.times_us)
-    if near:
+    near = sum(time_us <= (1 + counts) * best for time_us in progress.times_us)
+    within = share_text(counts)
+    if near == 1:
         facts.append(
-            f"The first within {share_text(MIN_GAIN)} of it came at trial {near_at:,}; in random order it would have "
-            f"come at trial {expected_draws(n, near):,.0f} on average, as {near:,} of the {_trials(n)} are that good."
+            f"No other trial came within {within} of it: it was found once, so a better one may have been missed."
+        )
+    elif near:
+        facts.append(
+            f"The first within {within} of it came at trial {near_at:,}; in random order it would have come at trial "
+            f"{expected_draws(n, near):,.0f} on average, as {near:,} of the {_trials(n)} are that good."
         )
     if failed := n - progress.n_ran - progress.n_baselines:
         facts.append(f"{_trials(failed)} did not run; what failed is told on the page of failures.")

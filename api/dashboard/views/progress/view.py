@@ -28,7 +28,18 @@ from ...policy_words import policy_sentence
 from ..backends.tables import serves
 from ..run_words import resume_command, settings_of, what
 from .importance import importance_section
-from .steps import BIASED, FAIR, RANDOM_WORDS, Advice, advise, finals_table, quarters_table, steps_figure, steps_table
+from .steps import (
+    BIASED,
+    FAIR,
+    RANDOM_WORDS,
+    Advice,
+    advise,
+    finals_table,
+    quarters_table,
+    steps_figure,
+    steps_table,
+    what_counts,
+)
 
 MAX_RUNS = 50
 """Newest runs to choose from."""
@@ -166,7 +177,9 @@ def _sections(
     return (
         Section("In short", tuple(words), commands=_commands(advice, run, state, is_alive=is_alive), anchor="short"),
         Section("Best so far", (about,), steps_figure(steps), steps, folded=True, anchor="steps"),
-        Section("Quarter by quarter", (), None, quarters_table(progress), anchor="quarters"),
+        Section(
+            "Quarter by quarter", (), None, quarters_table(progress, what_counts(settings_of(run))), anchor="quarters"
+        ),
         Section("The finals", (), None, finals_table(progress, served), anchor="finals"),
     )
 

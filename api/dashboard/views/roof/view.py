@@ -14,7 +14,7 @@ from .....kernels.device import Device
 from .....kernels.problem import Op
 from .....tuner.roofs import floor_us
 from ....results.figures import shape_text
-from ...choices import TUNE_FIRST, choose_scope
+from ...choices import TUNE_FIRST, choose_scope, first_steps
 from ...links import link
 from ...measures import share_text
 from ...model import Filter, NextStep, Option, View
@@ -40,7 +40,7 @@ def view(context: Context, asked: Asked) -> View:
     chosen = choose_scope(context, asked)
     scope = chosen.scope
     if scope is None:
-        return View(PAGE.question, next_steps=(TUNE_FIRST,))
+        return View("Roofline", next_steps=first_steps(context))
     environment = scope.environment
     run_id = context.store.run(asked.get(RUN)).id if asked.get(RUN) else ""
     filters = (*chosen.filters, _run_filter(context.store.ask(WorkloadsOf(environment.fingerprint)), run_id))
@@ -153,21 +153,20 @@ def _warnings(
             "operands came from the L2 cache."
         )
     before = [one for one in placed if one.served.stored_at < roofs.measured_at]
-    if before and not _agree(before, roofs, scope.environment.device):
+    off = max((_off(one, roofs, scope.environment.device) for one in before), default=0.0)
+    if off > ROOFS_AGREE:
         said.append(
             f"The roofs were measured at {roofs.measured_at:%Y-%m-%d %H:%M} UTC, after {len(before):,} of these "
-            "problems. A share of the roof is the one that was stored with its measurement, by the roofs known then, so "
-            "it may differ from what the picture shows."
+            "problems. A share of the roof is the one that was stored with its measurement, by the roofs known then: "
+            f"it differs by up to {share_text(off)} from what the picture shows."
         )
     return tuple(said)
 
 
-def _agree(placed: Sequence[Placed], roofs: Roofs, device: Device) -> bool:
-    """Whether stored shares are those that the roofs would give now, as far as can be told: of dense problems."""
-    dense = [one for one in placed if one.served.problem.op is Op.DENSE]
-    return bool(dense) and all(
-        abs(one.least_us / floor_us(one.served.problem, roofs, ANY_SEED, device) - 1) < ROOFS_AGREE for one in dense
-    )
+def _off(one: Placed, roofs: Roofs, device: Device) -> float:
+    """How far the stored share is from what the roofs would give now, relative to it; 0 where that needs torch."""
+    problem = one.served.problem
+    return abs(one.least_us / floor_us(problem, roofs, ANY_SEED, device) - 1) if problem.op is Op.DENSE else 0.0
 
 
 PAGE = Page("roof", "Roof", "How near is the roof?", (ENVIRONMENT, POLICY, RUN), view)

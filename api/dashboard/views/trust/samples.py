@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from .....db.dashboard.trust import Evidence, Final
 from .....db.records import Choice
 from .....kernels.backend import config_key
 from ...model import Cell, Column, Figure, Kind, Mark, Row, Table
+from ...near import Record, left_out, split
 from ...table_values import number_of, records, value_of
 from .spread import spread
 
@@ -86,11 +88,16 @@ def samples_table(found: Sequence[Entrant]) -> Table:
 
 
 def samples_figure(table: Table) -> Figure | None:
-    """Time over round, a line a config, throttled samples crossed; None without samples."""
+    """Time over round, a line a config, throttled samples crossed; None without samples.
+
+    Without configs that take many times as long as what is served: beside one of 40 times, nothing else has a shape.
+    """
     rows = records(table)
-    labels = list(dict.fromkeys(str(value_of(row["config"])) for row in rows))
-    if not labels:
+    if not rows:
         return None
+    near, far, served_us = _near_and_far(rows)
+    rows = [row for row in rows if value_of(row["config"]) in near]
+    labels = list(near)
     traces: list[dict[str, Any]] = []
     for label, colour in zip(labels, COLOURS * (len(labels) // len(COLOURS) + 1), strict=False):
         own = [row for row in rows if value_of(row["config"]) == label]
@@ -120,6 +127,7 @@ def samples_figure(table: Table) -> Figure | None:
             }
         )
     alt = f"Time of each sample in the order taken, of {len(labels)} configs; {len(throttled)} samples were throttled."
+    alt += left_out(far, "time_us", served_us, lambda row: str(value_of(row["config"])))
     times = [number_of(row["time_us"]) for row in rows]
     layout = {
         "xaxis": {"title": {"text": "round of the finals"}},
@@ -127,6 +135,20 @@ def samples_figure(table: Table) -> Figure | None:
         "legend": {"orientation": "h"},
     }
     return Figure("samples", alt, traces, layout)
+
+
+def _near_and_far(rows: Sequence[Record]) -> tuple[tuple[str, ...], list[Record], float | None]:
+    """(labels of configs to draw, a row with the median of each other one, median of what is served)."""
+    times: dict[str, list[float]] = {}
+    for row in rows:
+        times.setdefault(str(value_of(row["config"])), []).append(number_of(row["time_us"]) or 0.0)
+    medians: list[Record] = [
+        {"config": label, "time_us": statistics.median(samples)} for label, samples in times.items()
+    ]
+    served = (number_of(one["time_us"]) for one in medians if str(one["config"]).startswith("served"))
+    served_us = next(served, None)
+    near, far = split(medians, "time_us", served_us)
+    return tuple(str(one["config"]) for one in near), far, served_us
 
 
 def spread_table(found: Sequence[Entrant]) -> Table:

@@ -95,7 +95,8 @@ def finals_figure(table: Table) -> Figure | None:
     beyond = sum((number_of(row["time_us"]) or 0.0) > right for row in rows)
     if beyond and ends and math.isfinite(right) and right > 0:
         x_axis["range"] = [0.98 * min(ends), right]
-        alt += f" {beyond} slower ones are beyond its right edge: zoom out to see them."
+        said = "1 slower one is" if beyond == 1 else f"{beyond} slower ones are"
+        alt += f" {said} beyond its right edge: zoom out to see more."
     layout = {
         "xaxis": x_axis,
         "yaxis": {
