@@ -28,7 +28,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 PIP_OPTIONS = ("--dest", "--find-links", "--no-deps", "--no-index", "--only-binary", "--platform", "--python-version")
 PIP_OPTIONS += ("--target", "--wheel-dir")
 # Of docker, compose, pg_dump and systemctl.
-DEPLOY_OPTIONS = ("--build", "--build-arg", "--cap-drop", "--init", "--name", "--now", "--no-block", "--profile")
+DEPLOY_OPTIONS = ("--build", "--build-arg", "--cap-drop", "--env-file", "--init", "--name", "--now", "--no-block", "--profile")
 DEPLOY_OPTIONS += ("--read-only", "--rm", "--security-opt", "--tmpfs", "--username", "--volumes")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -113,11 +113,21 @@ def test_every_readme_command_runs(tmp_path: Path):
     script = "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null' EXIT\n" + "\n".join(blocks)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment.pop("FP4TUNE_DB", None)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
     done = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert '"match":"exact"' in done.stdout.replace(" ", "")
+
+
+def test_the_readme_shows_the_dashboard():
+    """Three pictures of it, small enough for a slow line; `make screenshots` makes them."""
+    shown = re.findall(r"!\[[^\]]{20,}\]\((docs/images/dashboard-\w+\.png)\)", README)
+    assert len(set(shown)) >= 3
+    for name in shown:
+        assert (ROOT / name).read_bytes()[:4] == b"\x89PNG"
+        assert (ROOT / name).stat().st_size < 150_000
 
 
 def test_the_readme_says_how_to_set_up():
@@ -156,7 +166,7 @@ def test_figures_of_dense_layers_in_the_readme_are_those_of_their_page():
 def test_the_packages_to_carry_are_those_that_are_needed():
     table = OFFLINE[OFFLINE.index("| package | what for |") :].split("\n\n", 1)[0]
     needed = {re.split(r"[\[>= ]", requirement)[0] for requirement in PROJECT["dependencies"]}
-    assert set(re.findall(r"`([a-z-]+)`", re.sub(r"`fp4tune serve`", "", table))) == needed | {"nvidia-ml-py"}
+    assert set(re.findall(r"`([a-z0-9-]+)`", re.sub(r"`fp4tune serve`", "", table))) == needed | {"nvidia-ml-py"}
 
 
 def test_the_caches_that_are_named_are_those_that_are_looked_at():

@@ -88,7 +88,9 @@ def test_the_service_has_what_it_needs_and_no_more(engine: Engine, service: str)
     ],
 )
 def test_a_service_that_cannot_start_says_why(setting: str, code: int, sentence: str, engine: Engine, service: str):
-    done = engine.run("run", *CONTAINED, f"--env={setting}", SERVICE, code=None)
+    # The network is this machine's, where somebody may have the port of the image.
+    free = f"--env=FP4TUNE_PORT={engines.free_port()}"
+    done = engine.run("run", *CONTAINED, free, f"--env={setting}", SERVICE, code=None)
     assert done.returncode == code, done.stdout + done.stderr
     assert sentence in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

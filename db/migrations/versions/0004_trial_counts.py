@@ -1,7 +1,7 @@
-"""What a dashboard asks: counts of trials, kept up by whoever adds some, and the ways to those that failed, to what is
-served in each place, and to the runs of each environment.
+"""What a dashboard asks: counts of trials, kept up by whoever adds some, and indexes of its own.
 
-What is there is counted, once, by one scan of the trials.
+They lead to the trials that failed, to what is served in each place, and to the runs of each environment. What is there
+is counted, once, by one scan of the trials.
 
 Revision ID: 0004
 """
