@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import time
 from collections import deque
@@ -29,6 +30,9 @@ FLAGS = (
     # No name but this machine's leads anywhere, whatever a page asks for.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )  # fmt: skip
+RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa")
+"""What axe-core looks for."""
+
 WIDE = {"width": 1280, "height": 800}
 NARROW = {"width": 1024, "height": 768}
 
@@ -221,6 +225,24 @@ def wait(page: Page, expression: str, arg: Any = None, *, timeout_s: float = 20)
                 return
         assert time.monotonic() < deadline, f"waited in vain for {expression} of {arg!r}"
         page.wait_for_timeout(20)
+
+
+def violations(page: Page) -> list[str]:
+    """What axe-core finds against WCAG A and AA, a line each."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page, options={"runOnly": {"type": "tag", "values": list(RULES)}, "resultTypes": ["violations"]})
+    return [
+        f"{one['id']}: {one['help']}: {[node['html'][:200] for node in one['nodes'][:3]]}"
+        for one in found.response["violations"]
+    ]
+
+
+def kinds(html: str) -> set[str]:
+    """Of what kinds the parts of a page are: its pictures, tables and filters by name, and what marks them."""
+    main = html[html.find("<main") : html.find("</main>")]
+    classes = {one for some in re.findall(r' class="([^"]*)"', main) for one in some.split()}
+    return classes | {f"#{one}" for one in re.findall(r' id="([^"]*)"', main)}
 
 
 def data_links(html: str) -> list[str]:

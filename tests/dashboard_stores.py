@@ -21,12 +21,13 @@ from typing import Any
 import reference_rows
 import results_store
 import sqlalchemy as sa
-from dashboard_bulk import TWIN_NAME, analyze, fill_trial_counts, million
+from dashboard_bulk import TWIN_NAME, Big, analyze, fill_trial_counts, million
 from fp4tune.db import Store
 from fp4tune.db.models import Base
-from fp4tune.db.records import RunStatus
+from fp4tune.db.records import RunProblem, RunStatus
 from fp4tune.kernels.backend import config_key
 from fp4tune.kernels.device import Device, Environment
+from fp4tune.kernels.problem import Problem
 from store_factory import CARD, Clock, failed_trial, miss, new_run, new_static_facts, new_trial, new_winner
 
 __all__ = [
@@ -35,7 +36,9 @@ __all__ = [
     "ODD_NUMBERS",
     "ODD_WHOLE_NUMBERS",
     "TWIN_NAME",
+    "Big",
     "analyze",
+    "broad",
     "empty",
     "hostile",
     "killed",
@@ -251,6 +254,18 @@ def twins(path: Path) -> tuple[str, str]:
             store.finish_run(run_id, RunStatus.FINISHED)
             made.append(at.fingerprint)
     return made[0], made[1]
+
+
+def broad(path: Path) -> None:
+    """More than a page of rows where a page is long: 10 shapes given by hand, at 100 M, served in two environments."""
+    problems = [Problem(m, 256 * n, 4096) for n in range(1, 11) for m in range(1, 101)]
+    with Store.open(path, mode="create", clock=Clock()) as store:
+        for driver in ("580.95", "590.44"):
+            at = Environment(CARD, {"driver": driver, "torch": "2.11.0", "triton": "3.6.0"})
+            asked = tuple(RunProblem(one, "", (), 1) for one in problems)
+            run_id = store.create_run(new_run(environment=at, problems=asked, checkpoint="", pid=0))
+            store.add_winners([new_winner(run_id, environment=at, problem=one) for one in problems])
+            store.finish_run(run_id, RunStatus.FINISHED)
 
 
 def newer(path: Path) -> None:

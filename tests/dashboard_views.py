@@ -20,6 +20,9 @@ def sound(view: View) -> View:
         json.dumps([figure.traces, figure.layout])
         assert figure.alt
     for section in view.sections:
+        if section.figure is not None:
+            assert section.table is not None, f"{section.figure.name} has no numbers"
+            assert section.table.rows
         if section.table is not None:
             _sound_table(section.table)
         assert all(isinstance(command.text, str) and command.text for command in section.commands)

@@ -68,6 +68,7 @@ class Build:
 
     Attributes:
         place: the folder of the stage in hand; at the end the last one's.
+        kept: where the earlier stages are, by their names.
         env: what the image's commands are started with.
         config: by their word, the instructions that only describe the image.
         output: what the steps printed.
@@ -78,7 +79,7 @@ class Build:
         self.env: dict[str, str] = {}
         self.config: dict[str, Step] = {}
         self.output = ""
-        self._kept = folder / "kept"
+        self.kept = folder / "kept"
         self._base = base
         self._context = context
         self._arguments = arguments
@@ -147,8 +148,8 @@ class Build:
 
     def _begin(self, name: str) -> None:
         if self.place.exists():
-            self._kept.mkdir(exist_ok=True)
-            self.place.rename(self._kept / self._name)
+            self.kept.mkdir(exist_ok=True)
+            self.place.rename(self.kept / self._name)
         self._name = name
         self._cwd = self.place
         self._user = "0"
@@ -171,7 +172,7 @@ class Build:
         assert into or len(sources) == 1, "several files go into a folder, which ends in /"
         for source in sources:
             if stage is not None:
-                shutil.copytree(self._kept / stage / source.removeprefix("/"), to, symlinks=True, dirs_exist_ok=True)
+                shutil.copytree(self.kept / stage / source.removeprefix("/"), to, symlinks=True, dirs_exist_ok=True)
                 continue
             top, files = self._context / source, list(self._let_in(source))
             assert files, f"COPY {source}: the builder has no such file"

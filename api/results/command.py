@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,8 +41,9 @@ def _settings(run: Run) -> Iterator[str]:
     settings = run.settings
     defaults = {"tp": 1, "ep": 1, "budget_s": 30.0, "trials": 64}
     for name, default in defaults.items():
-        if settings.get(name, default) not in (default, None):
-            yield from (f"--{name.replace('_', '-')}", f"{settings[name]:g}")
+        value = settings.get(name)
+        if isinstance(value, int | float) and math.isfinite(value) and value != default:
+            yield from (f"--{name.replace('_', '-')}", f"{value:g}")
     if settings.get("tokens"):
         yield from ("--tokens", ",".join(map(str, settings["tokens"])))
     for name in ("phases", "roles"):

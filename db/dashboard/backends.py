@@ -208,7 +208,7 @@ def _served(connection: sa.Connection, environment: str, policy: str) -> list[sa
         (WinnerRow.environment_id, _environment_id(environment)),
         (WinnerRow.policy, policy),
     ]
-    return [*listing.conditions(connection, filters), WinnerRow.superseded_at.is_(None)]
+    return [*listing.conditions(connection, filters, leading=2), WinnerRow.superseded_at.is_(None)]
 
 
 def _environment_id(fingerprint: str) -> Any:

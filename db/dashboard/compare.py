@@ -142,7 +142,7 @@ def _of(connection: sa.Connection, winner: Any, fingerprint: str, policy: str) -
     """The same, where it leads: by the index of the environment."""
     filters = [(winner.environment_id, _environment_id(fingerprint)), (winner.policy, policy),
                (winner.source, Source.MEASURED.value)]  # fmt: skip
-    return [*listing.conditions(connection, filters), winner.superseded_at.is_(None)]
+    return [*listing.conditions(connection, filters, leading=2), winner.superseded_at.is_(None)]
 
 
 def _step(before: Any, after: Any) -> float | None:

@@ -203,7 +203,7 @@ class ServedOf:
                 ),
                 isouter=True,
             )
-            .where(*listing.conditions(connection, filters), row.superseded_at.is_(None))
+            .where(*listing.conditions(connection, filters, leading=2), row.superseded_at.is_(None))
             .order_by(row.id.desc())
             .limit(MAX_SERVED)
         )  # fmt: skip

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,9 @@ import browser_driver
 import dashboard_stores
 import http_server
 import pytest
-from browser_driver import Watch
+from browser_driver import Watch, kinds
+from dashboard_stores import Big
+from fp4tune.api.dashboard.page import address
 from fp4tune.db import Store
 from http_server import Running
 
@@ -58,11 +62,41 @@ def h200(h200_path: Path) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="session")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server over runs of many environments, with failures of every class, so that every filter has a choice."""
-    path = tmp_path_factory.mktemp("browser") / "busy.db"
-    dashboard_stores.million(path, 6_000)
-    yield from _serving(path)
+def big(tmp_path_factory: pytest.TempPathFactory) -> Big:
+    """A database of many environments and policies, with failures of every class; copy it to write to it."""
+    return dashboard_stores.million(tmp_path_factory.mktemp("browser") / "big.db", 100_000)
+
+
+@pytest.fixture(scope="session")
+def busy(big: Big) -> Iterator[Running]:
+    """A server over it: every filter has a choice."""
+    yield from _serving(big.path)
+
+
+TWO_POLICIES = """
+SELECT p.key, e.fingerprint, d.fingerprint FROM winners w JOIN problems p ON p.id = w.problem_id
+JOIN environments e ON e.id = w.environment_id JOIN devices d ON d.id = w.device_id
+WHERE w.superseded_at IS NULL GROUP BY w.problem_id, w.environment_id HAVING count(DISTINCT w.policy) > 1
+ORDER BY p.key, e.fingerprint LIMIT 1"""
+"""A problem with winners by two policies, and where."""
+
+
+@pytest.fixture(scope="session")
+def texts(big: Big, busy: Running) -> dict[str, str]:
+    """What pages of the busy database say, by address: those that links lead to, and those with two policies."""
+    with closing(sqlite3.connect(big.path)) as raw:
+        problem, environment, device = raw.execute(TWO_POLICIES).fetchone()
+    start = [address(slug, environment=environment) for slug in ("", "roof", "backends", "trust")]
+    start += [address("history", device=device), address("problem", problem=problem, environment=environment)]
+    said: dict[str, str] = {}
+
+    def get(path: str) -> Any:
+        answer = busy.get(path)
+        said[path] = answer.text
+        return answer
+
+    browser_driver.crawl(get, start=start, each=4)
+    return said
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +109,28 @@ def found(h200: Running) -> dict[str, list[str]]:
 def addresses(found: dict[str, list[str]]) -> dict[str, str]:
     """An address for each page of the H200."""
     return browser_driver.addresses(found)
+
+
+@pytest.fixture(scope="session")
+def contents(
+    addresses: dict[str, str], texts: dict[str, str], h200: Running, busy: Running
+) -> dict[str, list[tuple[Running, str]]]:
+    """Pages by slug, the server and the address, so that each kind of part that a page can have is there once."""
+    chosen: dict[str, list[tuple[Running, str]]] = {}
+    met: dict[str, set[str]] = {}
+    everywhere: set[str] = set()
+    candidates = [(h200, one, h200.get(one).text) for one in addresses.values()]
+    # The fullest of the busy ones first, so that few are needed.
+    rest = sorted(texts, key=lambda one: -len(kinds(texts[one])))
+    for server, one, said in [*candidates, *((busy, one, texts[one]) for one in rest)]:
+        slug = str(browser_driver.slug_of(one))
+        own = {kind for kind in kinds(said) if kind.startswith("#")}
+        marks = kinds(said) - own
+        if server is h200 or own - met[slug] or marks - everywhere:
+            chosen.setdefault(slug, []).append((server, one))
+            met[slug] = met.get(slug, set()) | own
+            everywhere |= marks
+    return chosen
 
 
 Visit = Callable[..., "Page"]
@@ -137,10 +193,12 @@ def visit(contexts: Contexts, h200: Running) -> Iterator[Visit]:
 
 
 @pytest.fixture
-def keep() -> Callable[[Page, str], None]:
-    """`keep(page, "gains")`: a screenshot, for whoever wants to look at what was tested."""
+def keep() -> Callable[..., None]:
+    """`keep(page, "gains")`: a screenshot, for whoever wants to look at what was tested; rare ones only if asked for."""
 
-    def take(page: Page, name: str) -> None:
+    def take(page: Page, name: str, *, rare: bool = False) -> None:
+        if rare and not os.environ.get("FP4TUNE_SCREENSHOTS"):
+            return
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=SCREENSHOTS / (re.sub(r"[^a-z0-9-]+", "-", name or "gains") + ".png"), full_page=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 import dashboard_stores
 import http_server
 import pytest
-from browser_driver import settle
+from browser_driver import settle, violations
 from fp4tune.api.dashboard.page import address
 from fp4tune.api.dashboard.pages import PAGES
 from fp4tune.db import Store
@@ -26,7 +26,8 @@ def test_every_page_of_an_empty_database_says_what_to_do(tmp_path: Path, visit: 
         for slug in IN_NAVIGATION:
             page.goto(address(slug))
             settle(page)
-            keep(page, f"empty-{slug or 'gains'}")
+            keep(page, f"empty-{slug or 'gains'}", rare=True)
+            assert violations(page) == [], slug
             assert page.locator("h1").inner_text().strip()
             steps = page.get_by_role("region", name="What to do next")
             assert steps.count() == 1, slug
@@ -54,7 +55,8 @@ def test_a_single_failed_trial(tmp_path: Path, visit: Any, keep: Any):
             page.goto(address(slug))
             settle(page)
             assert page.locator("h1").inner_text().strip(), slug
-            keep(page, f"failed-{slug or 'gains'}")
+            keep(page, f"failed-{slug or 'gains'}", rare=True)
+            assert violations(page) == [], slug
         page.goto(address("failures"))
         assert "illegal memory access" in page.locator("main").inner_text()
         page.goto(address("runs"))
@@ -69,6 +71,7 @@ def test_a_run_that_was_killed_is_not_shown_as_alive(tmp_path: Path, visit: Any,
     with Store.open(path) as store, http_server.running(store) as server:
         page = visit(address("run", run=run_id), server=server)
         keep(page, "killed")
+        assert violations(page) == []
         assert page.locator("#view[data-refresh]").count() == 0
         said = page.locator("main").inner_text()
         assert "Killed" in said

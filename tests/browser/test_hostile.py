@@ -16,8 +16,8 @@ from fp4tune.db import Store
 SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 MARKUP = ("script", "attribute", "end of script", "address", "template", "plot", "comment")
 TEXTS = {
+    # It begins with a script, where nothing is clipped yet.
     "markup": "".join(HOSTILE[name] for name in MARKUP),
-    "script": HOSTILE["script"],
     "control": HOSTILE["control"] + HOSTILE["bidi"] + HOSTILE["sql"],
     "long": HOSTILE["long"],
     "long and broad": HOSTILE["long and broad"],
@@ -44,7 +44,7 @@ def test_nothing_in_the_store_is_executed_or_breaks_a_page(kind: str, tmp_path: 
                     browser_driver.settle(page)
                 shown += 1
                 page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-                keep(page, f"hostile-{kind}-{slug or 'gains'}")
+                keep(page, f"hostile-{kind}-{slug or 'gains'}", rare=True)
                 assert page.evaluate(f"window.{FLAG}") is None, address
                 assert page.locator("h1").count() == 1, address
                 assert page.locator("nav").is_visible(), address
@@ -76,3 +76,39 @@ def test_the_checks_above_see_what_they_look_for(visit: Any):
     page.goto("/plain")
     page.evaluate(f"document.body.insertAdjacentHTML('beforeend', `<img src=x onerror=\"window.{FLAG}=1\">`)")
     wait(page, f"window.{FLAG} === 1")
+
+
+ON_A_PLAIN_PAGE = {
+    "console": "console.error('x')",
+    "console (a warning)": "console.warn('x')",
+    "errors": "setTimeout(() => { throw new Error('x') })",
+    "errors (of a promise)": "void Promise.reject(new Error('x'))",
+    "elsewhere": "document.body.insertAdjacentHTML('beforeend', '<img src=\"http://elsewhere.invalid/x.png\">')",
+    "elsewhere (fetch)": "void fetch('http://elsewhere.invalid/x').catch(() => 0)",
+    "dialogs": "setTimeout(() => alert('x'))",
+    "refused": "void fetch('/dashboard/nothing')",
+}
+
+
+@pytest.mark.parametrize("kind", ON_A_PLAIN_PAGE)
+def test_the_watch_sees_what_goes_wrong(kind: str, contexts: Any, visit: Any, h200: Any):
+    """On a page without a policy, which forbids nothing."""
+    _, watch = contexts.get(h200, color_scheme="light")
+    page = visit("/dashboard/devices", watch=False)
+    page.route(
+        "**/plain", lambda route: route.fulfill(body="<!doctype html><title>x</title>", content_type="text/html")
+    )
+    page.goto("/plain")
+    page.wait_for_timeout(50)
+    watch.forget()
+    watch.assert_quiet()
+    page.evaluate(f"() => {{ {ON_A_PLAIN_PAGE[kind]} }}")
+    seen = getattr(watch, kind.split()[0])
+    for _ in range(100):
+        if seen:
+            break
+        page.wait_for_timeout(20)
+    assert seen
+    with pytest.raises(AssertionError, match=kind.split()[0]):
+        watch.assert_quiet()
+    watch.forget()

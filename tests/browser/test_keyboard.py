@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from browser_driver import wait
+from fp4tune.api.dashboard.pages import PAGES
+
+SLUGS = [page.slug for page in PAGES]
 
 FOCUSED = """() => {
     const one = document.activeElement;
@@ -80,3 +84,57 @@ def test_the_copy_button_copies_the_command(visit: Any, addresses: dict[str, str
     assert any(text.startswith("curl ") for text in texts)
     assert any(text.startswith("fp4tune ") for text in texts)
     assert page.locator("#said").inner_text().strip()
+
+
+STOPS = """() => {
+    // Rows are alike: of each table a few are enough, and a page is walked through in a second.
+    document.querySelectorAll('main tbody tr:nth-child(n+4)').forEach(one => one.remove());
+    document.querySelectorAll('main details').forEach(one => { one.open = true; });
+    const some = document.querySelectorAll('a[href], button, input, select, summary, textarea, [tabindex]');
+    const stops = [...some].filter(one => one.tabIndex >= 0 && !one.disabled && one.type !== 'hidden' && one.checkVisibility());
+    window.stops = stops;
+    return stops.length;
+}"""
+"""Notes everything that Tab ought to stop at, in the order of the page."""
+
+AT = """() => {
+    const one = document.activeElement, boxes = [...one.getClientRects()], style = getComputedStyle(one);
+    const inside = ({x, y}) => x >= 0 && y >= 0 && x < innerWidth && y < innerHeight;
+    const middle = box => ({
+        x: (Math.max(box.left, 0) + Math.min(box.right, innerWidth)) / 2,
+        y: (Math.max(box.top, 0) + Math.min(box.bottom, innerHeight)) / 2,
+    });
+    const uncovered = box => {
+        const at = middle(box), hit = inside(at) && document.elementFromPoint(at.x, at.y);
+        return Boolean(hit) && (one.contains(hit) || hit.contains(one) && hit.closest('main, header, footer') !== null);
+    };
+    return {
+        index: window.stops.indexOf(one), html: one.outerHTML.slice(0, 120),
+        seen: boxes.some(box => box.width > 0 && box.height > 0 && box.bottom > 0 && box.top < innerHeight
+            && box.right > 0 && box.left < innerWidth),
+        uncovered: boxes.some(uncovered),
+        ring: style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 0 || style.boxShadow !== 'none',
+    };
+}"""
+"""What has the focus: which of the stops it is, and whether one sees that."""
+
+
+@pytest.mark.parametrize("slug", SLUGS, ids=lambda slug: slug or "gains")
+def test_tab_goes_through_the_page_from_top_to_end(slug: str, visit: Any, addresses: dict[str, str]):
+    page = visit(addresses[slug])
+    n = page.evaluate(STOPS)
+    passed = []
+    for _ in range(n):
+        page.keyboard.press("Tab")
+        passed.append(page.evaluate(AT))
+    assert [one["index"] for one in passed] == list(range(n)), passed
+    assert n > 10
+    for what in ("seen", "uncovered", "ring"):
+        assert not [one for one in passed if not one[what]], what
+    # The end is no trap: from there Tab leaves the page, or begins again.
+    page.keyboard.press("Tab")
+    assert page.evaluate(AT)["index"] in {-1, 0}
+    for back in range(2):
+        page.keyboard.press("Shift+Tab")
+        at = page.evaluate(AT)["index"]
+        assert at in {n - 1 - back, n - 1}

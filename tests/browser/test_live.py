@@ -7,7 +7,7 @@ from typing import Any
 
 import dashboard_stores
 import http_server
-from browser_driver import wait
+from browser_driver import violations, wait
 from fp4tune.api.dashboard.page import address
 from fp4tune.db import Store
 from fp4tune.db.records import RunStatus
@@ -23,6 +23,7 @@ def test_the_page_of_a_running_run_updates_itself(tmp_path: Path, visit: Any):
         page.on("framenavigated", lambda frame: loads.append(frame.url))
         live = page.locator("#view[data-refresh]")
         assert live.count() == 1
+        assert violations(page) == []
         before = page.locator("main").inner_text()
         opened = page.evaluate("performance.timeOrigin")
         writer.add_trials([new_trial(run_id, number) for number in range(3, 1237)])
@@ -38,6 +39,33 @@ def test_the_page_of_a_running_run_updates_itself(tmp_path: Path, visit: Any):
         assert "finished" in page.locator("main").inner_text().lower()
         assert page.evaluate("performance.timeOrigin") == opened
         assert loads == []
+
+
+def test_the_other_pages_of_a_running_run_update_themselves(tmp_path: Path, visit: Any):
+    path = tmp_path / "live.db"
+    run_id = dashboard_stores.running(path)
+    with Store.open(path, mode="read") as shown, http_server.running(shown) as server, Store.open(path) as writer:
+        problem = writer.run_problems(run_id)[0].item.problem.key
+        here = {
+            "runs": address("runs"),
+            "progress": address("progress", run=run_id, problem=problem),
+        }
+        pages = {slug: visit(one, server=server) for slug, one in here.items()}
+        opened = {slug: page.evaluate("performance.timeOrigin") for slug, page in pages.items()}
+        for page in pages.values():
+            assert page.locator("#view[data-refresh]").count() == 1
+            assert "1,237" not in page.locator("main").text_content()
+            assert violations(page) == []
+        writer.add_trials([new_trial(run_id, number) for number in range(3, 1237)])
+        for page in pages.values():
+            wait(page, "document.querySelector('main').textContent.includes('1,237')")
+        writer.finish_problem(run_id, 0, "1.50x as fast as the default")
+        writer.finish_problem(run_id, 1, "no backend can run it")
+        writer.finish_run(run_id, RunStatus.FINISHED)
+        for slug, page in pages.items():
+            wait(page, "!document.querySelector('#view').dataset.refresh")
+            assert page.evaluate("performance.timeOrigin") == opened[slug]
+        assert "finished" in pages["runs"].locator("main table").inner_text()
 
 
 def test_an_update_keeps_the_focus_and_the_place(tmp_path: Path, visit: Any):

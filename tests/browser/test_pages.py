@@ -7,44 +7,72 @@ import io
 from typing import Any
 
 import pytest
-from browser_driver import NARROW, WIDE, data_links, settle
+from browser_driver import NARROW, WIDE, data_links, kinds, settle, slug_of, violations
+from fp4tune.api.dashboard.page import address
 from fp4tune.api.dashboard.pages import BY_SLUG, PAGES
 
 SLUGS = [page.slug for page in PAGES]
-RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa")
 SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-
-
-def violations(page: Any) -> list[str]:
-    """What axe-core finds against WCAG A and AA, a line each."""
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page, options={"runOnly": {"type": "tag", "values": list(RULES)}, "resultTypes": ["violations"]})
-    return [
-        f"{one['id']}: {one['help']}: {[node['html'][:200] for node in one['nodes'][:3]]}"
-        for one in found.response["violations"]
-    ]
+PAINTED = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
+"""Waits until what changed in the page is on the screen."""
 
 
 def test_every_page_is_found_by_links(found: dict[str, list[str]]):
     assert set(found) == set(SLUGS)
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_what_is_looked_at_has_parts_of_every_kind(contents: dict[str, Any], texts: dict[str, str]):
+    """Among the pages below are full ones of what the runs of the H200 cannot fill."""
+    assert set(contents) == set(SLUGS)
+    shown = {
+        slug: set().union(*(kinds(server.get(one).text) for server, one in some)) for slug, some in contents.items()
+    }
+    for here, said in texts.items():
+        there = {kind for kind in kinds(said) if kind.startswith("#")}
+        assert there <= shown[str(slug_of(here))], here
+    assert any(kind.startswith("#") and "compare" in kind for kind in shown["compare"]), shown["compare"]
+
+
 @pytest.mark.parametrize("slug", SLUGS, ids=lambda slug: slug or "gains")
-def test_a_page(slug: str, dark: bool, addresses: dict[str, str], visit: Any, keep: Any):
-    page = visit(addresses[slug], dark=dark)
-    assert page.title().endswith(" · fp4tune")
-    assert page.locator("h1").inner_text().strip()
-    assert page.locator(".question").inner_text() == BY_SLUG[slug].question
-    keep(page, f"{slug or 'gains'}{'-dark' if dark else ''}")
-    assert page.evaluate(SIDEWAYS) <= 0
-    # What is folded away is to be read, too.
-    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-    assert violations(page) == []
+def test_a_page(slug: str, contents: dict[str, Any], visit: Any, keep: Any):
+    for i, (server, here) in enumerate(contents[slug]):
+        page = visit(here, server=server)
+        assert page.title().endswith(" · fp4tune")
+        assert page.locator("h1").inner_text().strip()
+        assert page.locator(".question").inner_text() == BY_SLUG[slug].question
+        name = f"{slug or 'gains'}{f'-{i}' if i else ''}"
+        keep(page, name, rare=i > 0)
+        assert page.evaluate(SIDEWAYS) <= 0, here
+        # What is folded away is to be read, too.
+        page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        assert violations(page) == [], here
+        assert page.evaluate(SIDEWAYS) <= 0, here
+        page.emulate_media(color_scheme="dark")
+        page.evaluate(PAINTED)
+        settle(page)
+        keep(page, f"{name}-dark", rare=i > 0)
+        assert violations(page) == [], f"{here}, dark"
+        page.set_viewport_size(NARROW)
+        page.evaluate(PAINTED)
+        settle(page)
+        assert page.evaluate(SIDEWAYS) <= 0, f"{here}, narrow"
+        page.close()
+
+
+@pytest.mark.parametrize(
+    ("here", "status"),
+    [("/dashboard/nothing", 404), (address("run", run="01ARZ3NDEKTSV4RRFFQ69G5FAV"), 404), ("/dashboard/runs?status=x", 422),
+     (address("problem", problem="none"), 422), ("/dashboard/?nonsense=1&environment=x", 422)],
+)  # fmt: skip
+def test_a_page_of_what_went_wrong(here: str, status: int, visit: Any, h200: Any):
+    assert h200.get(here).status_code == status
+    page = visit(here, watch=False)
+    for dark in (False, True):
+        page.emulate_media(color_scheme="dark" if dark else "light")
+        page.evaluate(PAINTED)
+        assert violations(page) == []
     assert page.evaluate(SIDEWAYS) <= 0
     page.set_viewport_size(NARROW)
-    settle(page)
     assert page.evaluate(SIDEWAYS) <= 0
 
 

@@ -67,12 +67,14 @@ def view(context: Context, asked: Asked) -> View:
         found = found[:PAGE_SIZE]
         token = context.cursors.make(LISTING, filters, found[-1].run.id)
         more = address("runs", device=device, status=status, cursor=token)
-    if not found and not (device or status or before):
-        return View("Runs", next_steps=(TUNE_FIRST,))
-    table = Table(
-        "runs", "Tuning runs, newest first", _COLUMNS, [_row(one, context) for one in found], more=more,
-        empty="No run fits these filters.",
-    )  # fmt: skip
+    if not found:
+        if not context.store.runs(limit=1):
+            return View("Runs", next_steps=(TUNE_FIRST,))
+        return View(
+            "Runs", filters=shown, next_steps=(NextStep("No run fits these filters: all runs.", link=address("runs")),)
+        )
+    rows = [_row(one, context) for one in found]
+    table = Table("runs", "Tuning runs, newest first", _COLUMNS, rows, more=more)
     alive = any(one.is_alive for one in found)
     return View("Runs", (Section(table=table),), shown, _steps(found), _lead(found), refresh_s=10 if alive else None)
 
@@ -85,10 +87,7 @@ def _lead(found: Sequence[RunSeen]) -> str:
             f"{run_words.what(one.run)} on {one.run.device_name or 'a lost device'}" for one in running[:3]
         )
         return f"{len(running)} of these {'is' if len(running) == 1 else 'are'} running now: {names}."
-    if not found:
-        return ""
-    newest = found[0]
-    return f"None of these is running. The newest is {run_words.status_word(newest)}."
+    return f"None of these is running. The newest is {run_words.status_word(found[0])}."
 
 
 def _steps(found: Sequence[RunSeen]) -> tuple[NextStep, ...]:

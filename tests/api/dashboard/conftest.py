@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from dashboard_views import sound
 from fp4tune.api.dashboard.page import Asked, Context
 from fp4tune.api.dashboard.pages import BY_SLUG
 from fp4tune.api.http.cursors import Cursors
@@ -58,6 +59,6 @@ def show() -> Callable:
     """`show(store, "roof", environment="...")`: the view of a page, as the route would make it."""
 
     def make(store: Store, slug: str, **values: str):
-        return BY_SLUG[slug].view(context_of(store), Asked(slug, {k: v for k, v in values.items() if v}))
+        return sound(BY_SLUG[slug].view(context_of(store), Asked(slug, {k: v for k, v in values.items() if v})))
 
     return make

@@ -147,7 +147,7 @@ def test_the_indexes_of_an_environment_and_of_what_is_current_are_used(tmp_path:
     with Store.open(path, mode="read") as store:
         for question in (BOTH, ServedOnlyIn(HERE, THERE, POLICY)):
             found = plans(store, lambda question=question: store.ask(question))
-            assert "SEARCH winners_1 USING INDEX ix_winners_environment_id_id (environment_id=?)" in found[0]
+            assert "SEARCH winners_1 USING INDEX ix_winners_current_place (environment_id=? AND policy=?)" in found[0]
             assert "SEARCH winners_2 USING " in found[0]
             assert theirs in found[0]
             assert "SCAN" not in found[0]

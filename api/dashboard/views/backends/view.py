@@ -12,8 +12,9 @@ from .....kernels.errors import InvalidInputError, NotFoundError
 from .....kernels.problem import parse_key
 from ....results.figures import shape_text
 from ...choices import choose_scope, first_steps
+from ...formatting import format_value
 from ...links import link
-from ...model import Filter, NextStep, Section, View
+from ...model import Filter, Kind, NextStep, Section, View
 from ...page import CURSOR, ENVIRONMENT, POLICY, PROBLEM, Asked, Context, Page, UnfittingError
 from .figures import candidates_figure, wins_figure
 from .published import of_environment, of_problem
@@ -138,7 +139,7 @@ def _candidates(context: Context, question: CandidatesOf) -> Candidates:
 
 def _lead_of(one: Candidates) -> str:
     """What is served, and how far ahead of the others it is."""
-    said = f"{one.backend} is served, {one.time_us:.2f} µs."
+    said = f"{one.backend} is served, {format_value(one.time_us, Kind.TIME_US)} µs."
     baseline = baseline_of(one)
     others = [best for name, best in one.finals.items() if name != one.backend and serves(name, one.problem)]
     nearest = min(others, key=lambda best: best.time_us or float("inf"), default=None)

@@ -68,6 +68,14 @@ def view(context: Context, asked: Asked) -> View:
         return View("Failures", filters=filters, next_steps=(step,))
     if not totals:
         return View("Failures", filters=filters if environment else (), next_steps=(TUNE_FIRST,))
+    if not shown and (backend or status):
+        whose = f" of {backend}" if backend else ""
+        if backend and backend not in totals:
+            said = f"No trial{whose} is stored here."
+        else:
+            said = f"No trial{whose} {f'ended {status}' if status else 'failed'} here."
+        step = NextStep(f"{said} Show everything that failed.", link=link("failures", environment=environment, run=run))
+        return View("Failures", filters=filters, next_steps=(step,))
     sections = _sections(shown, totals, asked)
     if backend and status:
         sections += reason_sections(context, asked)
@@ -99,7 +107,7 @@ def _choose(shown: Sequence[Ending], asked: Asked) -> tuple[NextStep, ...]:
     """Where the reasons are."""
     failed = [one for one in shown if one.status != UNSUPPORTED] or list(shown)
     if not failed:
-        return ()
+        return (NextStep("Nothing failed, and no config was refused: look at what is gained.", link=link("")),)
     most = failed[0]
     where = _reasons_at(asked, most.backend, most.status)
     if not where:

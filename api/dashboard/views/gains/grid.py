@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from .....tuner.reference.answer import framework_name, precision_name
 from ....results.figures import gemm_text, shape_text
+from ...formatting import format_value
 from ...model import Cell, Column, Kind, Layout, Mark, Row, Table, heat
 from ...page import address
 from .cells import GemmRow, Place, State
@@ -176,7 +178,7 @@ def _cell(place: Place | None, environment: str, policy: str) -> Cell | None:
     if place.served is None:
         return Cell(None, "none", link, (Mark.UNTUNED,))
     if place.speedup is None:
-        return Cell(None, f"{place.served.time_us:.2f} µs", link, (Mark.UNSURE,), "no default")
+        return Cell(None, f"{format_value(place.served.time_us, Kind.TIME_US)} µs", link, (Mark.UNSURE,), "no default")
     marks = [heat(place.speedup, EDGES)]
     marks += [Mark.TIE] if place.state is State.TIE else []
     marks += [Mark.UNSURE] if place.doubt else []
@@ -202,8 +204,10 @@ def _line(row: GemmRow, place: Place, environment: str, policy: str) -> Row:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """`10.10 to 10.40`; empty if it is not known."""
-    return "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
+    """`10.10 to 10.40`; empty if it is not known, or is no interval."""
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    return f"{low:.2f} to {high:.2f}"
 
 
 def _address(key: str, environment: str, policy: str) -> str:

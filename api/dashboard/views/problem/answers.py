@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from urllib.parse import urlencode
@@ -132,6 +133,11 @@ def links_section(problem: Problem, environment: str, policy: str, run_id: str, 
     here = {"problem": problem.key, "environment": environment, "policy": policy}
     pages = (
         ("Which backend?", "every backend's best", link("backends", **here)),
+        (
+            "What do others publish?",
+            "published times of the same card, beside these",
+            link("backends", "published", **here),
+        ),
         ("Can I trust it?", "samples, spread, clocks, agreement between runs", link("trust", **here)),
         (
             "Did it get worse?",
@@ -205,7 +211,7 @@ def _default(winner: Winner, state: State) -> Cell:
 
 
 def _time(time_us: float | None, low: float | None, high: float | None) -> Cell:
-    text = "" if time_us is None else f"{time_us:.2f} µs"
+    text = "" if time_us is None or not math.isfinite(time_us) else f"{time_us:.2f} µs"
     return Cell(time_us, text, note=interval(low, high))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -150,7 +151,7 @@ def _numerics(winner: Winner, finals: Sequence[Entrant]) -> list[str]:
     )
     served = _key(winner.choice.backend, winner.choice.config)
     error = next((one.rel_error for one in finals if _key(one.backend, one.config) == served), None)
-    if error is None:
+    if error is None or not math.isfinite(error):
         return [f"{words} The error of what is served is not stored."]
     bound = BOUNDS.get(winner.problem.out_dtype)
     if winner.problem.op is Op.MOE or bound is None:

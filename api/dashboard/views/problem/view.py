@@ -16,7 +16,8 @@ from .....kernels.problem import Problem, parse_key
 from .....tuner.plausible import doubt_in
 from ....results.figures import shape_text
 from ...choices import MAX_OPTIONS, Chosen, choose_scope, environment_label
-from ...model import Filter, NextStep, Option, View
+from ...formatting import format_value
+from ...model import Filter, Kind, NextStep, Option, View
 from ...page import ENVIRONMENT, POLICY, PROBLEM, Asked, Context, Page, UnfittingError, address
 from ...workloads import Use
 from ..gains.cells import Place, State, place_of
@@ -160,7 +161,8 @@ def _place(winner: Winner, outcome: str) -> Place:
 def _lead(winner: Winner, place: Place) -> str:
     choice = winner.choice
     span = interval(choice.time_us_low, choice.time_us_high)
-    said = f"{choice.backend} in {choice.time_us:.2f} µs ({span}) on {winner.environment.device.name}"
+    time = f"{format_value(choice.time_us, Kind.TIME_US)} µs" + f" ({span})" * bool(span)
+    said = f"{choice.backend} in {time} on {winner.environment.device.name}"
     if place.state is State.NO_DEFAULT or place.speedup is None:
         return f"{said}; there is no default's time to compare it with."
     if place.state is State.TIE:

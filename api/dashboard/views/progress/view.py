@@ -203,12 +203,14 @@ def _commands(advice: Advice, run: Run, state: RunProblemState, *, is_alive: boo
 
 
 def _next_steps(progress: Progress, run: Run, state: RunProblemState, *, is_alive: bool) -> tuple[NextStep, ...]:
-    if progress.n_draws:
+    if progress.n_ran:
         return ()
+    if progress.n_draws and not is_alive:
+        why = NextStep("No trial ran that could be served: read why.", link=link("failures", run=run.id))
+        resume = () if state.done else (NextStep("Go on with the run.", command=resume_command(run)),)
+        return (why, *resume)
     if is_alive:
-        return (
-            NextStep("The run has not come to this problem yet: the page updates itself.", link("run", run=run.id)),
-        )
+        return (NextStep("The run has not come here yet: the page updates itself.", link=link("run", run=run.id)),)
     if state.done:
         said = f"Nothing was tried: {state.outcome}." if state.outcome else "Nothing was tried."
         return (NextStep(said, link=link("run", run=run.id)),)
