@@ -93,6 +93,7 @@ ON_A_PLAIN_PAGE = {
 @pytest.mark.parametrize("kind", ON_A_PLAIN_PAGE)
 def test_the_watch_sees_what_goes_wrong(kind: str, contexts: Any, visit: Any, h200: Any):
     """On a page without a policy, which forbids nothing."""
+    name = kind.partition(" ")[0]
     _, watch = contexts.get(h200, color_scheme="light")
     page = visit("/dashboard/devices", watch=False)
     page.route(
@@ -103,12 +104,12 @@ def test_the_watch_sees_what_goes_wrong(kind: str, contexts: Any, visit: Any, h2
     watch.forget()
     watch.assert_quiet()
     page.evaluate(f"() => {{ {ON_A_PLAIN_PAGE[kind]} }}")
-    seen = getattr(watch, kind.split()[0])
+    seen = getattr(watch, name)
     for _ in range(100):
         if seen:
             break
         page.wait_for_timeout(20)
     assert seen
-    with pytest.raises(AssertionError, match=kind.split()[0]):
+    with pytest.raises(AssertionError, match=name):
         watch.assert_quiet()
     watch.forget()

@@ -134,7 +134,8 @@ def test_tab_goes_through_the_page_from_top_to_end(slug: str, visit: Any, addres
     # The end is no trap: from there Tab leaves the page, or begins again.
     page.keyboard.press("Tab")
     assert page.evaluate(AT)["index"] in {-1, 0}
-    for back in range(2):
+    back = []
+    for _ in range(3):
         page.keyboard.press("Shift+Tab")
-        at = page.evaluate(AT)["index"]
-        assert at in {n - 1 - back, n - 1}
+        back.append(page.evaluate(AT)["index"])
+    assert [index for index in back if index >= 0][:2] == [n - 1, n - 2]

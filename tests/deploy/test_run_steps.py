@@ -134,6 +134,7 @@ def test_a_step_that_fails_is_not_passed_over(tmp_path: Path):
         ("api/fp4tune.db", True),
         ("db/a/b/x.db-wal", True),
         ("kernels/__pycache__/gemm.cpython-312.pyc", True),
+        ("api/http/app.py.orig", True),
         ("apis/x.py", True),
     ],
 )
@@ -142,8 +143,8 @@ def test_what_is_kept_out(path: str, out: bool):
 
 
 def sources(*rooms: str, top: Path = ROOT) -> set[str]:
-    """What belongs to the rooms: every file but what Python and databases leave there."""
-    left = {".pyc", ".db", ".db-wal", ".db-shm"}
+    """What belongs to the rooms: every file but what Python, databases and patch(1) leave there."""
+    left = {".pyc", ".db", ".db-wal", ".db-shm", ".orig", ".rej"}
     return {
         file.relative_to(top).as_posix()
         for room in rooms
