@@ -6,6 +6,7 @@ import json
 from datetime import datetime
 from typing import Any
 
+from fp4tune.api.dashboard.figures import figure_json
 from fp4tune.api.dashboard.model import MAX_ROWS, Cell, Section, Table, View
 from fp4tune.api.dashboard.page import ROOT
 
@@ -17,7 +18,7 @@ def sound(view: View) -> View:
     figures = [section.figure for section in view.sections if section.figure]
     assert len(figures) == len({figure.name for figure in figures})
     for figure in figures:
-        json.dumps([figure.traces, figure.layout])
+        json.loads(figure_json(figure))
         assert figure.alt
     for section in view.sections:
         if section.figure is not None:

@@ -65,6 +65,8 @@ def _fewer(page: Page, asked: Asked) -> tuple[NextStep, ...]:
     """The same page with less asked of it."""
     if not asked.values:
         return ()
+    if not page.label:  # it makes no sense without its parameter
+        return (NextStep("Look for it among all runs, or search.", link=address("runs")),)
     names = [name for name in asked.values if name != CURSOR.name]
     steps = [NextStep(f"Show this page without {name}.", link=_address(page, asked, without=name)) for name in names]
     if len(asked.values) == 1:

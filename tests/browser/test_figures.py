@@ -91,8 +91,9 @@ def look_at(figure: dict[str, Any], server: Any) -> None:
     assert figure["points"] == given, figure["id"]
     assert 0 < given <= len(rows) * len(marked), figure["id"]
     shown, there = numbers([[trace["x"], trace["y"]] for trace in marked]), numbers(rows)
-    # A share may be drawn as percent.
-    foreign = {value for value in shown - there if not any(math.isclose(value, 100 * one) for one in there)}
+    # A share may be drawn as percent, a difference as a ratio, and a row without a number of its own at its place.
+    there |= {100 * one for one in there} | {1 + one for one in there} | {float(i + 1) for i in range(len(rows))}
+    foreign = {value for value in shown - there if not any(math.isclose(value, one) for one in there)}
     assert not foreign, (figure["id"], sorted(foreign)[:5])
 
 

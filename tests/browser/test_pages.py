@@ -17,6 +17,18 @@ PAINTED = "() => new Promise(done => requestAnimationFrame(() => requestAnimatio
 """Waits until what changed in the page is on the screen."""
 
 
+FEWER = """() => {
+    const met = new Map();
+    for (const row of document.querySelectorAll('main tbody tr')) {
+        const parts = [...row.querySelectorAll('*')].map(one => one.tagName + '.' + one.getAttribute('class'));
+        const kind = row.closest('.table').id + parts.join();
+        met.set(kind, (met.get(kind) ?? 0) + 1);
+        if (met.get(kind) > 3) row.remove();
+    }
+}"""
+"""Leaves three rows of each kind in a table: axe-core takes seconds for hundreds that are alike."""
+
+
 def test_every_page_is_found_by_links(found: dict[str, list[str]]):
     assert set(found) == set(SLUGS)
 
@@ -45,8 +57,9 @@ def test_a_page(slug: str, contents: dict[str, Any], visit: Any, keep: Any):
         assert page.evaluate(SIDEWAYS) <= 0, here
         # What is folded away is to be read, too.
         page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-        assert violations(page) == [], here
         assert page.evaluate(SIDEWAYS) <= 0, here
+        page.evaluate(FEWER)
+        assert violations(page) == [], here
         page.emulate_media(color_scheme="dark")
         page.evaluate(PAINTED)
         settle(page)

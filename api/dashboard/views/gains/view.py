@@ -76,7 +76,11 @@ def view(context: Context, asked: Asked) -> View:
         return _without_runs(scopes)
     found = _find(context, asked, scopes.scope, chosen)
     columns = Filter(TOKENS.name, "M", asked.get(TOKENS), (Option("", "those that are tuned"), Option("all", "all")))
-    filters = (*scopes.filters, *chosen.filters, *([columns] if chosen.preset else []))
+    filters = (
+        *scopes.filters,
+        *chosen.filters,
+        *([columns] if asked.get(TOKENS) or len(found.all_tokens) > len(found.tokens) else []),
+    )
     totals = totals_of(found.rows)
     return View(
         title=_title(chosen),
