@@ -228,7 +228,7 @@ PAGES = (
     Page("evil", "Evil", "What if strings are hostile?", (QUERY,), evil),
     Page("large", "Large", "What if there is too much?", (), large),
     Page("live", "Live", "What if it changes?", (), live),
-    Page("failing", "", "What if it fails?", (QUERY, ENVIRONMENT), failing),
+    Page("failing", "Failing", "What if it fails?", (QUERY, ENVIRONMENT), failing),
     Page("picky", "", "What goes together?", (QUERY, ENVIRONMENT, POLICY), picky),
     Page("search", "", "Where is it?", (QUERY,), plain),
 )

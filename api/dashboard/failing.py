@@ -65,11 +65,11 @@ def _fewer(page: Page, asked: Asked) -> tuple[NextStep, ...]:
     """The same page with less asked of it."""
     if not asked.values:
         return ()
-    if not page.label:  # it makes no sense without its parameter
-        return (NextStep("Look for it among all runs, or search.", link=address("runs")),)
+    if not page.label and len(asked.values) == 1:  # it makes no sense without its parameter
+        return (NextStep("Look for it among the runs, or search for it above.", link=address("runs")),)
     names = [name for name in asked.values if name != CURSOR.name]
     steps = [NextStep(f"Show this page without {name}.", link=_address(page, asked, without=name)) for name in names]
-    if len(asked.values) == 1:
+    if len(asked.values) == 1 or not page.label:
         return tuple(steps)
     return (*steps, NextStep("Show this page without any choice.", link=address(page.slug)))
 

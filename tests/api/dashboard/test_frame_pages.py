@@ -256,7 +256,7 @@ def test_a_page_has_what_a_reader_needs(client: httpx.Client):
     navigation = [
         attrs["href"] for attrs in document.all("a") if "title" in attrs and attrs["href"].startswith("/dashboard/")
     ]
-    assert navigation[:5] == [f"/dashboard/{p.slug}" for p in frame_pages.PAGES if p.label]
+    assert navigation[:6] == [f"/dashboard/{p.slug}" for p in frame_pages.PAGES if p.label]
     assert [attrs["href"] for attrs in document.all("a", **{"aria-current": "page"})] == ["/dashboard/"]
     labels = {attrs["for"] for attrs in document.all("label")}
     fields = [attrs for tag in ("input", "select") for attrs in document.all(tag) if attrs.get("type") != "hidden"]
