@@ -28,7 +28,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 PIP_OPTIONS = ("--dest", "--find-links", "--no-deps", "--no-index", "--only-binary", "--platform", "--python-version")
 PIP_OPTIONS += ("--target", "--wheel-dir")
 # Of docker, compose, pg_dump and systemctl.
-DEPLOY_OPTIONS = ("--build", "--build-arg", "--cap-drop", "--env-file", "--init", "--name", "--now", "--no-block", "--profile")
+DEPLOY_OPTIONS = (
+    "--build",
+    "--build-arg",
+    "--cap-drop",
+    "--env-file",
+    "--init",
+    "--name",
+    "--now",
+    "--no-block",
+    "--profile",
+)
 DEPLOY_OPTIONS += ("--read-only", "--rm", "--security-opt", "--tmpfs", "--username", "--volumes")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
