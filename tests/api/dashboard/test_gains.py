@@ -504,6 +504,21 @@ def test_a_phase_counts_the_layers_that_run_in_it():
     assert dict(chunk.layers) == {"prefill": 44}
 
 
+def test_a_prefill_chunk_is_added_up_by_its_layers(tmp_path: Path, show: Callable[..., View]):
+    """of a chunk of 512 tokens: 44 layers of one GEMM, and 3 of another."""
+    other = replace(LARGE, n=64)
+    with Store.open(tmp_path / "p.db") as store:
+        problems = [RunProblem(LARGE, "attn.qkv", ("prefill",), 44), RunProblem(other, "attn.o", ("prefill",), 3)]
+        run = store.create_run(new_run(checkpoint="/models/my model", settings={"tp": 2}, problems=problems))
+        store.add_winners([
+            new_winner(run, problem=LARGE, choice=choice(10.0), default=choice(15.0, block_m=128)),
+            new_winner(run, problem=other, choice=choice(2.0), default=choice(3.0, block_m=128)),
+        ])  # fmt: skip
+        (row,) = rows_of(sound(show(store, "", tp="2")), "total_prefill")
+    assert (row["m"], row["served_us"], row["default_us"], row["launches"]) == (512, 446.0, 669.0, 47)
+    assert (row["saved_us"], row["speedup"], row["covers"]) == (223.0, 1.5, "2 of 2 GEMMs")
+
+
 def test_a_small_m_of_what_runs_in_prefill_alone_is_no_chunk():
     """`--tokens 16` makes a problem of MLA's kv_b, whose only phase is prefill."""
     kv_b = replace(SMALL, n=64)
