@@ -27,5 +27,7 @@ def serve(
     err = console(stderr=True)
     run_server(
         settings,
-        on_ready=lambda url: err.print(f"fp4tune serves {database} at {url} (docs at {url}/docs)", markup=False),
+        on_ready=lambda url: err.print(
+            f"fp4tune serves {database} at {url} (dashboard at {url}/dashboard/, API at {url}/docs)", markup=False
+        ),
     )
