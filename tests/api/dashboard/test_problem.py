@@ -353,6 +353,7 @@ def test_the_line_that_tunes_again_names_this_problem(variants: tuple[Store, str
 def test_the_line_that_tunes_again_really_does(
     tmp_path: Path, show: Callable[..., View], capsys: pytest.CaptureFixture[str]
 ):
+    pytest.importorskip("torch")
     database = str(tmp_path / "t.db")
     quick = ["--trials", "4", "--budget-s", "2", "--seed", "5", "--backend", "cpu.dequant", "--device", "cpu"]
     assert cli(["tune", "--shape", "3x64x128", "--out-dtype", "fp32", *quick, "--db", database]) == 0
