@@ -151,7 +151,7 @@ def url(filled: Command) -> Iterator[str]:
         assert process.stderr is not None
         for line in process.stderr:
             said.append(line)
-            if found := re.search(r"fp4tune serves .* at (http://\S+) ", line):
+            if found := re.search(r"fp4tune serves .*? at (http://\S+) ", line):
                 break
         else:
             pytest.fail("".join(said))
