@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..kernels.backend import StaticFacts
+from ..kernels.backend import ConfigValue, StaticFacts
 from ..kernels.errors import InvalidInputError
 from . import values
 from .records import Conditions
@@ -44,6 +45,14 @@ def _span(span: Sequence[int] | None, what: str) -> list[int] | None:
     if len(span) != 2 or span[0] > span[1]:
         raise InvalidInputError(f"{what} must be its lowest and its highest figure.")
     return [values.int64(one, what, least=0) for one in span]
+
+
+def config_from(text: str) -> dict[str, ConfigValue]:
+    """A stored config. Raises ValueError or TypeError if it is none."""
+    config = json.loads(text)
+    if not isinstance(config, dict):
+        raise TypeError("a config is no object")
+    return config
 
 
 def conditions_from(document: Mapping[str, Any]) -> Conditions:

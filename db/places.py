@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from ..kernels.device import Device, Environment
 from ..kernels.errors import InvalidInputError, NotFoundError
 from ..kernels.problem import Format, Op, OutDtype, Problem, Routing
-from . import bulk, trial_counts, values
+from . import bulk, listing, trial_counts, values
 from .faults import from_row
 from .models import DeviceRow, EnvironmentRow, ProblemRow, WinnerRow
 from .records import StoredEnvironment
@@ -169,6 +169,11 @@ def environments_by_id(connection: sa.Connection, ids: Iterable[int]) -> dict[in
         )
         found.update((row[-1], environment_from(row)) for row in rows)
     return found
+
+
+def environment_id(fingerprint: str) -> Any:
+    """A subquery for the id of an environment; NULL if it is not stored."""
+    return listing.id_of(EnvironmentRow, EnvironmentRow.fingerprint, fingerprint, "A fingerprint")
 
 
 def environment(connection: sa.Connection, fingerprint: str) -> Environment:

@@ -38,6 +38,23 @@ _ENTRY_COLUMNS: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+def own_trial(winner: Any) -> sa.ColumnElement[bool]:
+    """Joins a winner (WinnerRow or an alias of it) with the trial that measured what it serves."""
+    return sa.and_(
+        TrialRow.run_id == winner.run_id,
+        TrialRow.problem_id == winner.problem_id,
+        TrialRow.number == winner.trial_number,
+    )
+
+
+def current_in(
+    connection: sa.Connection, winner: Any, environment: str, policy: str
+) -> list[sa.ColumnElement[bool]]:  # fmt: skip
+    """The WHERE of what is served in an environment (its fingerprint) by a policy: by the index of that."""
+    filters = [(winner.environment_id, places.environment_id(environment)), (winner.policy, policy)]
+    return [*listing.conditions(connection, filters, leading=2), winner.superseded_at.is_(None)]
+
+
 def measured_columns(new: NewWinner) -> dict[str, Any]:
     """A winner's own columns, without those that refer to other tables.
 
@@ -166,14 +183,7 @@ def page(connection: sa.Connection, where: WinnerFilter, *, limit: int, after: i
         .select_from(WinnerRow)
         .outerjoin(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
         .outerjoin(RunRow, RunRow.id == WinnerRow.run_id)
-        .outerjoin(
-            TrialRow,
-            sa.and_(
-                TrialRow.run_id == WinnerRow.run_id,
-                TrialRow.problem_id == WinnerRow.problem_id,
-                TrialRow.number == WinnerRow.trial_number,
-            ),
-        )
+        .outerjoin(TrialRow, own_trial(WinnerRow))
         .where(*listing.conditions(connection, filters, leading=3 if single else 1), WinnerRow.id > after)
         .order_by(WinnerRow.id)
         .limit(limit + 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +12,11 @@ import sqlalchemy as sa
 from ...kernels.backend import ConfigValue
 from ...kernels.errors import NotFoundError
 from ...kernels.problem import Problem
-from .. import listing, places, values
+from .. import details, listing, places, values
 from ..faults import from_row
-from ..models import EnvironmentRow, ProblemRow, RunRow, TrialCountRow, TrialRow, WinnerRow
+from ..models import ProblemRow, RunRow, TrialCountRow, TrialRow, WinnerRow
 from ..records import Origin, TrialStatus
+from ..winners import current_in
 
 MAX_TRIALS = 100_000
 """Trials of the problems of one page together: SQL goes through them in a fifth of a second of one core."""
@@ -113,7 +113,7 @@ class WinsOf:
         """See Question."""
         rows = connection.execute(
             sa.select(WinnerRow.backend, sa.func.count())
-            .where(*_served(connection, self.environment, self.policy))
+            .where(*current_in(connection, WinnerRow, self.environment, self.policy))
             .group_by(WinnerRow.backend)
         )
         return dict(sorted((name, n) for name, n in rows))
@@ -140,7 +140,7 @@ class CandidatesOf:
         row = connection.execute(
             _winners().where(
                 WinnerRow.problem_id == listing.id_of(ProblemRow, ProblemRow.key, self.problem, "A problem's key"),
-                WinnerRow.environment_id == _environment_id(self.environment),
+                WinnerRow.environment_id == places.environment_id(self.environment),
                 WinnerRow.policy == self.policy,
                 WinnerRow.superseded_at.is_(None),
             )
@@ -170,7 +170,7 @@ class CandidatesIn:
     def answer(self, connection: sa.Connection) -> CandidatesPage:
         """See Question."""
         listing.check_limit(self.limit)
-        select = _winners().where(*_served(connection, self.environment, self.policy))
+        select = _winners().where(*current_in(connection, WinnerRow, self.environment, self.policy))
         if self.before is not None:
             select = select.where(WinnerRow.id < values.int64(self.before, "The id to list before", least=0))
         rows = connection.execute(select.order_by(WinnerRow.id.desc()).limit(self.limit + 1)).all()
@@ -200,19 +200,6 @@ def _winners() -> Any:
         .outerjoin(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
         .outerjoin(RunRow, RunRow.id == WinnerRow.run_id)
     )  # fmt: skip
-
-
-def _served(connection: sa.Connection, environment: str, policy: str) -> list[sa.ColumnElement[bool]]:
-    """The WHERE of what is served in an environment under a policy: by the environment's index."""
-    filters = [
-        (WinnerRow.environment_id, _environment_id(environment)),
-        (WinnerRow.policy, policy),
-    ]
-    return [*listing.conditions(connection, filters, leading=2), WinnerRow.superseded_at.is_(None)]
-
-
-def _environment_id(fingerprint: str) -> Any:
-    return listing.id_of(EnvironmentRow, EnvironmentRow.fingerprint, fingerprint, "A fingerprint")
 
 
 # Statements on one problem in one run, made once: making them anew takes longer than running them. Three go through its
@@ -335,12 +322,7 @@ def _fastest(measured: Iterable[Measured]) -> dict[str, Measured]:
     return dict(sorted(found.items()))
 
 
-@from_row
-def _config(text: str) -> Mapping[str, ConfigValue]:
-    config = json.loads(text)
-    if not isinstance(config, dict):
-        raise TypeError(f"a config that is {type(config).__name__}")
-    return config
+_config = from_row(details.config_from)
 
 
 @from_row

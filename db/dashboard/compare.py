@@ -12,9 +12,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 
 from ...kernels.device import Environment
-from .. import listing
-from ..models import EnvironmentRow, WinnerRow
+from .. import listing, places
+from ..models import WinnerRow
 from ..records import Source
+from ..winners import current_in
 from .history import Served, read_served, rows_by_id
 
 MAX_PAIRS = 1000
@@ -124,14 +125,10 @@ class ServedOnlyIn:
         return [found[id_] for id_ in wanted]
 
 
-def _environment_id(fingerprint: str) -> Any:
-    return listing.id_of(EnvironmentRow, EnvironmentRow.fingerprint, fingerprint, "A fingerprint")
-
-
 def _served(winner: Any, fingerprint: str, policy: str) -> list[Any]:
     """What is served in an environment by a policy: all columns of the index of what is current."""
     return [
-        winner.environment_id == _environment_id(fingerprint),
+        winner.environment_id == places.environment_id(fingerprint),
         winner.policy == policy,
         winner.superseded_at.is_(None),
         winner.source == Source.MEASURED.value,
@@ -140,9 +137,8 @@ def _served(winner: Any, fingerprint: str, policy: str) -> list[Any]:
 
 def _of(connection: sa.Connection, winner: Any, fingerprint: str, policy: str) -> list[Any]:
     """The same, where it leads: by the index of the environment."""
-    filters = [(winner.environment_id, _environment_id(fingerprint)), (winner.policy, policy),
-               (winner.source, Source.MEASURED.value)]  # fmt: skip
-    return [*listing.conditions(connection, filters, leading=2), winner.superseded_at.is_(None)]
+    measured = listing.conditions(connection, [(winner.source, Source.MEASURED.value)], leading=0)
+    return [*current_in(connection, winner, fingerprint, policy), *measured]
 
 
 def _step(before: Any, after: Any) -> float | None:

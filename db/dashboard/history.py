@@ -22,6 +22,7 @@ from .. import bulk, details, listing
 from ..models import DeviceRow, ProblemRow, RunRow, TrialRow, WinnerRow
 from ..places import DEVICE_COLUMNS, environments_by_id
 from ..records import Conditions, Source
+from ..winners import own_trial
 
 MAX_PROBLEMS = 2000
 """Most problems whose last change is looked at: those that were tuned last."""
@@ -343,14 +344,7 @@ def join_names(source: Any, winner: Any = WinnerRow, *, problem: bool = True) ->
     """
     if problem:
         source = source.outerjoin(ProblemRow, ProblemRow.id == winner.problem_id)
-    return source.outerjoin(RunRow, RunRow.id == winner.run_id).outerjoin(
-        TrialRow,
-        sa.and_(
-            TrialRow.run_id == winner.run_id,
-            TrialRow.problem_id == winner.problem_id,
-            TrialRow.number == winner.trial_number,
-        ),
-    )
+    return source.outerjoin(RunRow, RunRow.id == winner.run_id).outerjoin(TrialRow, own_trial(winner))
 
 
 def rows_by_id(connection: sa.Connection, ids: Sequence[int]) -> list[Any]:

@@ -161,14 +161,10 @@ class EnvironmentNames:
             NotFoundError: the chosen one is not stored.
         """
         select = sa.select(*ENVIRONMENT_COLUMNS, EnvironmentRow.fingerprint).join(DeviceRow)
-        rows = connection.execute(select.order_by(EnvironmentRow.id.desc()).limit(self.limit)).all()
-        found = {row[-1]: environment_from(row) for row in rows}
+        found = _newest(connection, select, EnvironmentRow, self.chosen, self.limit)
         if self.chosen and self.chosen not in found:
-            row = connection.execute(select.where(EnvironmentRow.fingerprint == self.chosen)).one_or_none()
-            if row is None:
-                raise NotFoundError(f"There is no environment {self.chosen!r} in the database.")
-            found[self.chosen] = environment_from(row)
-        return list(found.items())
+            raise NotFoundError(f"There is no environment {self.chosen!r} in the database.")
+        return [(fingerprint, environment_from(row)) for fingerprint, row in found.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +185,18 @@ class DeviceNames:
             NotFoundError: the chosen one is not stored.
         """
         select = sa.select(*DEVICE_COLUMNS, DeviceRow.fingerprint)
-        rows = connection.execute(select.order_by(DeviceRow.id.desc()).limit(self.limit)).all()
-        found = {row[-1]: _device_from(row) for row in rows}
+        found = _newest(connection, select, DeviceRow, self.chosen, self.limit)
         if self.chosen and self.chosen not in found:
-            row = connection.execute(select.where(DeviceRow.fingerprint == self.chosen)).one_or_none()
-            if row is None:
-                raise _no_device(self.chosen)
-            found[self.chosen] = _device_from(row)
-        return list(found.items())
+            raise _no_device(self.chosen)
+        return [(fingerprint, _device_from(row)) for fingerprint, row in found.items()]
+
+
+def _newest(connection: sa.Connection, select: Any, model: Any, chosen: str, limit: int) -> dict[str, Any]:
+    """The newest rows by their fingerprint, which is their last column, and then the chosen one if it is stored."""
+    rows = list(connection.execute(select.order_by(model.id.desc()).limit(limit)))
+    if chosen and all(row[-1] != chosen for row in rows):
+        rows += connection.execute(select.where(model.fingerprint == chosen))
+    return {row[-1]: row for row in rows}
 
 
 @from_row

@@ -8,7 +8,6 @@ under half a second, where the rows with their samples would be a hundred megaby
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ...kernels.backend import ConfigValue
-from .. import listing, runs, values
+from .. import details, listing, runs, values
 from ..faults import from_row
 from ..models import ProblemRow, RunRow, TrialCountRow, TrialRow, WinnerRow
 from ..records import Origin, TrialStatus
@@ -353,10 +352,4 @@ def _finals(connection: sa.Connection, of_problem: Sequence[Any]) -> tuple[Final
     return tuple(sorted(finals, key=lambda one: one.number))
 
 
-@from_row
-def _config(text: str) -> dict[str, ConfigValue]:
-    """A stored config."""
-    config = json.loads(text)
-    if not isinstance(config, dict):
-        raise TypeError("a config is no object")
-    return config
+_config = from_row(details.config_from)

@@ -15,6 +15,7 @@ from ...kernels.problem import Problem
 from .. import bulk, listing, places, values
 from ..faults import from_row
 from ..models import EnvironmentRow, ProblemRow, RunProblemRow, RunRow, TrialRow, WinnerRow
+from ..winners import current_in, own_trial
 
 MAX_WORKLOADS = 100
 """Workloads that are offered: the newest."""
@@ -87,7 +88,7 @@ class ServedIn:
             return _of_run(connection, self)
         rows = connection.execute(
             _select()
-            .where(*_current(connection, self.environment, self.policy))
+            .where(*current_in(connection, WinnerRow, self.environment, self.policy))
             .order_by(WinnerRow.id.desc())
             .limit(self.limit + 1)
         ).all()
@@ -113,7 +114,7 @@ class WorkloadsOf:
         """See Question."""
         newest = (
             sa.select(RunRow.ulid, RunRow.checkpoint, RunRow.settings, RunRow.n_problems)
-            .where(RunRow.environment_id == _environment_id(self.environment))
+            .where(RunRow.environment_id == places.environment_id(self.environment))
             .order_by(RunRow.ulid.desc())  # ids of runs sort by the time of their start
             .limit(MAX_RUNS)
             .subquery()
@@ -140,28 +141,8 @@ def _select() -> Any:
         .select_from(WinnerRow)
         .outerjoin(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
         .outerjoin(RunRow, RunRow.id == WinnerRow.run_id)
-        .outerjoin(
-            TrialRow,
-            sa.and_(
-                TrialRow.run_id == WinnerRow.run_id,
-                TrialRow.problem_id == WinnerRow.problem_id,
-                TrialRow.number == WinnerRow.trial_number,
-            ),
-        )
+        .outerjoin(TrialRow, own_trial(WinnerRow))
     )  # fmt: skip
-
-
-def _current(connection: sa.Connection, environment: str, policy: str) -> list[sa.ColumnElement[bool]]:
-    """The WHERE of what is served in an environment under a policy: by the index of that."""
-    filters = [
-        (WinnerRow.environment_id, _environment_id(environment)),
-        (WinnerRow.policy, policy),
-    ]
-    return [*listing.conditions(connection, filters, leading=2), WinnerRow.superseded_at.is_(None)]
-
-
-def _environment_id(fingerprint: str) -> Any:
-    return listing.id_of(EnvironmentRow, EnvironmentRow.fingerprint, fingerprint, "A fingerprint")
 
 
 def _of_run(connection: sa.Connection, asked: ServedIn) -> list[Served]:

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from ...kernels.backend import ConfigValue, config_key
 from ...kernels.device import Environment
 from ...kernels.errors import NotFoundError
-from .. import details, listing, places, runs, samples, values, winners
+from .. import details, listing, places, runs, samples, winners
 from ..faults import from_row
-from ..models import EnvironmentRow, ProblemRow, RunProblemRow, RunRow, TrialRow, WinnerRow
+from ..models import ProblemRow, RunProblemRow, RunRow, TrialRow, WinnerRow
 from ..records import Choice, Conditions, Origin, Run, Winner, WinnerFilter
 
 BEFORE_AND_AFTER = 64
@@ -183,10 +183,7 @@ class ServedOf:
 
     def answer(self, connection: sa.Connection) -> list[Served]:
         """See Question."""
-        fingerprint = values.name(self.environment_fingerprint, "A fingerprint")
-        environment_id = sa.select(EnvironmentRow.id).where(EnvironmentRow.fingerprint == fingerprint)
         row = WinnerRow
-        filters = [(row.environment_id, environment_id.scalar_subquery()), (row.policy, self.policy)]
         rows = connection.execute(
             sa.select(
                 ProblemRow.key, row.backend, row.time_us, row.time_us_low, row.time_us_high, row.n_ties,
@@ -194,16 +191,8 @@ class ServedOf:
             )
             .select_from(row)
             .join(ProblemRow, ProblemRow.id == row.problem_id, isouter=True)
-            .join(
-                TrialRow,
-                sa.and_(
-                    TrialRow.run_id == row.run_id,
-                    TrialRow.problem_id == row.problem_id,
-                    TrialRow.number == row.trial_number,
-                ),
-                isouter=True,
-            )
-            .where(*listing.conditions(connection, filters, leading=2), row.superseded_at.is_(None))
+            .outerjoin(TrialRow, winners.own_trial(row))
+            .where(*winners.current_in(connection, row, self.environment_fingerprint, self.policy))
             .order_by(row.id.desc())
             .limit(MAX_SERVED)
         )  # fmt: skip
@@ -275,15 +264,8 @@ def _final_from(row: Sequence[Any], taken: Sequence[float]) -> Final:
     number, backend, config, time_us, low, high, n_samples, rel_error, conditions, error = row
     seen = None if conditions is None else _conditions(conditions)
     return Final(
-        number, backend, _config(config), time_us, low, high, n_samples, taken, rel_error, seen, error
+        number, backend, details.config_from(config), time_us, low, high, n_samples, taken, rel_error, seen, error
     )  # fmt: skip
-
-
-def _config(text: str) -> dict[str, ConfigValue]:
-    config = json.loads(text)
-    if not isinstance(config, dict):
-        raise TypeError("a config is no object")
-    return config
 
 
 def _conditions(text: str) -> Conditions:
@@ -318,6 +300,6 @@ def _others(
 @from_row
 def _earlier_from(row: Sequence[Any], environments: Mapping[int, Environment]) -> Earlier:
     _, ulid, environment_id, created_at, superseded_at, backend, config, time_us, low, high, tie_set = row
-    choice = Choice(backend, _config(config), time_us, low, high)
+    choice = Choice(backend, details.config_from(config), time_us, low, high)
     ties = tuple(Choice(**tie) for tie in json.loads(tie_set))
     return Earlier(ulid or "", environments[environment_id], created_at, superseded_at is None, choice, ties)

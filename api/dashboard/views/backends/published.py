@@ -31,6 +31,7 @@ from .....tuner.reference.answer import (
 )
 from .....tuner.reference.beside import caveats, computes_the_same, published_alike
 from .....tuner.reference.curves import Curve, Estimate, curves, estimate
+from ....results.figures import geometric_mean
 from ...model import Cell, Column, Command, Figure, Kind, Mark, Section, Table
 from ...table_values import link_of, number_of, records, value_of
 from ..roof.sections import problem_cell
@@ -255,7 +256,7 @@ def _spread(ratios: Sequence[float]) -> str:
     """How the ratios lie, in a sentence."""
     if len(ratios) == 1:
         return f"For one problem that both have, yours takes {ratios[0]:.2f}x the published time."
-    mean = statistics.geometric_mean(ratios)
+    mean = geometric_mean(ratios)
     faster = sum(ratio < 1 for ratio in ratios)
     return (
         f"Over {len(ratios):,} problems that both have, yours takes {mean:.2f}x the published time in the geometric "

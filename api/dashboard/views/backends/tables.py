@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from .....db.dashboard.scopes import Scope
 from .....db.records import TrialStatus
 from .....kernels.backend import Backend, can_serve, config_key, load_backends
 from .....kernels.problem import Problem
+from ....results.figures import geometric_mean
 from ...model import Cell, Column, Kind, Mark, Row, Table
 from ..roof.sections import problem_cell
 
@@ -149,7 +149,7 @@ def _factors(items: Iterable[Candidates], pick: Callable[[Candidates], Measured 
 
 
 def _geometric(factors: Sequence[float]) -> float | None:
-    return statistics.geometric_mean(factors) if factors else None
+    return geometric_mean(factors) if factors else None
 
 
 def side_by_side(items: Sequence[Candidates], scope: Scope, more: str) -> Table:

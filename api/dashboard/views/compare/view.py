@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -202,10 +203,6 @@ def _measured_table(roofs: tuple[Roofs | None, Roofs | None], pairs: Sequence[tu
     return Table("measured", "Roofs and conditions", columns, rows, note=note)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 _CONDITIONS: tuple[tuple[str, Callable[[Any], float], Callable[[Served], float | None]], ...] = (
     ("SM clock, lowest seen, MHz", min, lambda one: _end(one, "sm_clock_mhz", 0)),
     ("SM clock, highest seen, MHz", max, lambda one: _end(one, "sm_clock_mhz", 1)),
@@ -216,7 +213,7 @@ _CONDITIONS: tuple[tuple[str, Callable[[Any], float], Callable[[Served], float |
         max,
         lambda one: _number(getattr(one.conditions, "temperature_c", None)),
     ),
-    ("throttled samples, mean share", _mean, lambda one: one.throttled_share),
+    ("throttled samples, mean share", statistics.fmean, lambda one: one.throttled_share),
 )
 
 

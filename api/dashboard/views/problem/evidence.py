@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from .....db.dashboard.failures import first_line
 from .....db.dashboard.problem import Entrant, Evidence
 from .....db.records import Choice, Winner
 from .....kernels.problem import Op, OutDtype
@@ -186,4 +187,4 @@ def _gap(low: float | None, high: float | None) -> float:
 
 
 def _first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0] or "no reason was given"
+    return first_line(text) or "no reason was given"
